@@ -48,6 +48,7 @@ command line (--temperature). `line` keeps the flags; `message`, `hint` and `str
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any, ClassVar
 
 # A command that is to be run keeps its flags.
@@ -165,13 +166,23 @@ class MissingDependency(SkydraftError):
 
 @contextmanager
 def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
-    """Raise `kind`, which says `what` and why, for what the system refuses, and for a file that is not UTF-8."""
+    """Raise `kind`, which says `what` and why, for what the system refuses, and for content that is not UTF-8, JSON or
+    valid."""
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no file has such a name"
-        reason = str(error.strerror or error) if isinstance(error, OSError) else reason
-        raise kind(f"{what}: {reason}.", hint=hint) from error
+        raise kind(f"{what}: {_reason(error)}.", hint=hint) from error
+
+
+def _reason(error: Any) -> str:
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "no file has such a name"
+    if isinstance(error, JSONDecodeError):
+        return f"its JSON is not valid: {error}"
+    if hasattr(error, "errors"):  # of pydantic
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+    return str(getattr(error, "strerror", None) or error)
 
 
 @contextmanager
@@ -182,12 +193,6 @@ def importing(need: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         message = f"{need} {error.name or 'a package'}, which is not installed."
         raise MissingDependency(message, hint=f"Run: pip install 'skydraft[{extra}]'.") from error
-
-
-def first_fault(error: Any) -> str:
-    """Where the first fault of pydantic's ValidationError is, and what it is."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
 
 
 class EngineError(SkydraftError): ...

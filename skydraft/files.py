@@ -11,10 +11,17 @@ from secrets import token_hex
 from typing import Any, Literal, TextIO
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict
 
 ADAPTER = "adapter.gguf"
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
 log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
+
+
+class Stored(BaseModel):
+    """What a file holds as JSON, never changed: fields that are known, and finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -48,6 +48,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -
 
 def test_the_wheel_is_of_this_version_for_any_machine_and_all_names_every_extra_for_users(wheel: Path) -> None:
     assert wheel.name == f"skydraft-{__version__}-py3-none-any.whl"
+    assert PROJECT["project"]["scripts"] == {"skydraft": "skydraft_command:main"}  # which can be interrupted
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     extras = PROJECT["project"]["optional-dependencies"]
     named = re.fullmatch(r"skydraft\[([a-z,]+)\]", *extras["all"])

@@ -19,7 +19,7 @@ from skydraft.characters import json_line
 from skydraft.cli.options import DecodingChoice, GateChoice, as_text, decoding_section, gate_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command, Section, option
+from skydraft.cli.sections import Command, option, section
 from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
@@ -170,13 +170,13 @@ class TableChoice:
             TERMINAL.say(f"{num_alone} of {len(files)} captions were made partly or wholly without the server.{again}")
 
 
-table_section = Section("table", "Output", TableChoice, [
+table_section = section("table", "Output", TableChoice, [
     option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
            "that failed are tried again. FILE.csv is a table for spreadsheets, others hold lines of JSON.", type=Path),
     option("--redo-fallback", None, "Make captions of --out again that were written without the server, even in part, "
            "because it was lost; and those whose row does not say so, of an earlier version.", is_flag=True),
 ])  # fmt: skip
-_question_section = Section("messages", "What to write", asked, [
+_question_section = section("messages", "What to write", asked, [
     option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT, callback=as_text),
     option("-s --system", "TEXT", "System prompt before each question.", callback=as_text),
 ])  # fmt: skip

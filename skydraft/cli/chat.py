@@ -13,7 +13,7 @@ from skydraft import api
 from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
-from skydraft.cli.sections import Command, Section, loose, option
+from skydraft.cli.sections import Command, loose, option, section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
@@ -37,7 +37,7 @@ Colours: plain, the small model wrote it and was sure; green, the large one conf
 one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
-_output_section = Section("output", "Chat", options.OutputChoice, [
+_output_section = section("output", "Chat", options.OutputChoice, [
     option("--color", None, "Colour each token by its origin.", type=options.Color, default="auto"),
     option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ import click
 from skydraft.cli.options import DecodingChoice, decoding_section
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command, Section, loose, option
+from skydraft.cli.sections import Command, loose, option, section
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import MissingDependency, OptionError
@@ -62,7 +62,7 @@ def _together(paths: Sequence[Path], limit: int | None) -> Workload:
     return Workload(" + ".join(file.name for file in files), sha256, sum((file.prompts for file in files), ()))
 
 
-prompts_section = Section("workload", "Prompts", _workload, [
+prompts_section = section("workload", "Prompts", _workload, [
     option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", type=Path),
     option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (with :dev: the other half)."),
     option("--limit", "N", "Use the first N prompts only (of each set of tasks).", type=_NUMBER),
@@ -183,7 +183,7 @@ def _show_tables(settings: Sequence[SettingFigures]) -> None:
             click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells.values()))
 
 
-_fitted_section = Section("workload", "Prompts", _together, [
+_fitted_section = section("workload", "Prompts", _together, [
     option("--prompts paths", "FILE", "Prompts: .jsonl, or one a line; can be repeated.", required=True, type=Path,
            multiple=True),
     option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),

@@ -1,6 +1,6 @@
 """`skydraft learn`: what was collected, what was learned from it, and taking both back."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from skydraft.files import is_adapter_name
 from skydraft.gating.fitting import agreement
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons
 from skydraft.learning.dataset import MIN_GENERATIONS, choose
-from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store, summaries
+from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store
 from skydraft.models import adapters, cache_dir
 from skydraft.types import short_weights
 
@@ -37,7 +37,9 @@ def learn() -> None:
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
     store, skipped = _store(folder), Counter[str]()
-    by_pair = summaries(store, skipped)
+    by_pair = defaultdict[tuple[str, str], list[Counter[str]]](list)  # the marks of each lesson, counted
+    for lesson in store.lessons(skipped):
+        by_pair[lesson.target, lesson.draft].append(Counter(lesson.marks))
     click.echo(f"{folder}: {_written_out(*store.size())}.")
     for (target, draft), taught in sorted(by_pair.items(), key=lambda item: -len(item[1])):
         click.echo(_line(target, draft, len(taught), sum(taught, Counter())))

@@ -120,7 +120,6 @@ class _Run:
         """Returns the exit status."""
         home = self._home
         task = self._answered()
-        home.mkdir(parents=True, exist_ok=True)
         key, last = training.key_of(task, _SETTINGS), home / adapters.LAST_RUN
         before = last.read_text() if last.exists() else ""
         is_gone = before.endswith(adapters.IN_USE) and not (home / ADAPTER).exists()

@@ -11,7 +11,7 @@ from typing import Any, Literal, TextIO
 import click
 
 from skydraft import grammars
-from skydraft.cli.sections import Section, option, with_default
+from skydraft.cli.sections import option, section, with_default
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import DEFAULT_MODE, MODES, STYLES, DecodingParams, Execution, decoding_params
 from skydraft.decoding.audits import Auditor
@@ -105,7 +105,7 @@ _RARELY = (  # given
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
     "think_budget", "execution", "penalty_window", "breaks_loops",
 )  # fmt: skip
-decoding_section = Section("decoding", "Decoding", _decoding, [
+decoding_section = section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
     *(_decoding_option(known) for known in fields(DecodingParams) if known.metadata["option"].metavar is not None),
     option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
@@ -128,7 +128,7 @@ def _gate(
     return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution, breaks_loops)
 
 
-gate_section = Section("gate", "Gate", _gate, [
+gate_section = section("gate", "Gate", _gate, [
     option("-m --mode", "M",
            "lossless: the large model's text, as fast as the two can together; the small one goes on where the cloud "
            "is lost. auto: the large one checks where the small one is unsure. edge: the small model alone. cloud: the "
@@ -157,7 +157,7 @@ class OutputChoice:
     trace: Path | None = None
 
 
-output_section = Section("output", "Output", OutputChoice, [
+output_section = section("output", "Output", OutputChoice, [
     option("--json", None, "Print one JSON object at the end instead of text.", is_flag=True),
     option("--trace", "FILE", "Write one line of JSON to FILE for each round.", type=Path),
     option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
@@ -216,7 +216,7 @@ def _keep(learn: Path | None, audit_share: float | None) -> KeepChoice:
     return KeepChoice(collector, audit_share or 0.0)
 
 
-keep_section = Section("keep", "Learning", _keep, [
+keep_section = section("keep", "Learning", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
     option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "

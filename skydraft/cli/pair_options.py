@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,7 +11,7 @@ import click
 
 from skydraft import api
 from skydraft.cli.progress import downloads
-from skydraft.cli.sections import Section, option
+from skydraft.cli.sections import option, section
 from skydraft.cli.terminal import TERMINAL
 from skydraft.decoding.plan import Plan
 from skydraft.edge.cloud import Cloud, Fallback
@@ -95,7 +95,7 @@ class ModelChoice:
 
 
 def _models(**given: Any) -> ModelChoice:
-    run = {name: given.pop(name) for name in _RUN_NAMES}
+    run = {each.name: given.pop(each.name) for each in fields(EngineOptions) if each.name in given}
     fits = run["context_len"] is None
     options = EngineOptions(**{name: value for name, value in run.items() if value is not None})
     return ModelChoice(options, fits_context=fits, **given)
@@ -116,7 +116,6 @@ _RUN = [
 ]  # fmt: skip
 _FITTING = option("--context context_len", "N", "Most tokens of prompt and answer (default: as the models were "
                   "trained, where the free memory holds that).", type=int)  # fmt: skip
-_RUN_NAMES = [each.name or "" for each in _RUN[:-2]]  # what an engine is told
 _PAIR_OPTIONS = [
     option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder, a hub id, or "
            "none: lossless then drafts what stood in the text before.",
@@ -127,11 +126,11 @@ _PAIR_OPTIONS = [
            "models of a server without skydraft."),
     option("--local-only", None, "Let nothing leave this machine: no server, no download.", is_flag=True),
 ]  # fmt: skip
-models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
-serving_models_section = Section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
+models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
+serving_models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
 
 # A server has a target alone.
-served_model_section = Section("models", "Models", _models, [
+served_model_section = section("models", "Models", _models, [
     option("--model cloud_model", "MODEL", "Target model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.target),
     *_RUN,
@@ -235,5 +234,5 @@ _USE = [
            type=OpenWhen),
 ]  # fmt: skip
 
-cloud_section = Section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
-server_section = Section("cloud", "Cloud", _cloud, _SERVER)
+cloud_section = section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])
+server_section = section("cloud", "Cloud", _cloud, _SERVER)

@@ -4,11 +4,10 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-T = TypeVar("T")
 PORTS = click.IntRange(0, 65535)
 _RARE = "Rarely needed"
 _REST = "Other options"
@@ -42,26 +41,25 @@ def listening(port: int) -> list[click.Option]:
     ]
 
 
-class Section(Generic[T]):
-    """Options under one title. As a decorator it adds them to a command, which gets the value that `build` makes.
+def section(
+    name: str, title: str, build: Callable[..., object], options: Sequence[click.Option], rare: Sequence[str] = ()
+) -> Callable[[Function], Function]:
+    """A decorator that adds options under a title to a command, which gets as `name` what `build` makes of them.
 
-    `build` takes the options by their names and returns the value of the argument `name`; it may raise UsageError.
-    A help shows the `rare` ones of all its sections together, at its end.
+    `build` takes the options by their names; it may raise UsageError. A help shows the `rare` ones of all its sections
+    together, at its end.
     """
+    added = loose(title, options, rare)
 
-    def __init__(
-        self, name: str, title: str, build: Callable[..., T], options: Sequence[click.Option], rare: Sequence[str] = ()
-    ) -> None:
-        self._name, self._build, self._options = name, build, options
-        self._added = loose(title, options, rare)
-
-    def __call__(self, command: Function) -> Function:
+    def decorate(command: Function) -> Function:
         @functools.wraps(command)
         def call(*args: Any, **given: Any) -> Any:
-            mine = {option.name: given.pop(option.name) for option in self._options}
-            return command(*args, **{self._name: self._build(**mine)}, **given)
+            mine = {option.name: given.pop(option.name) for option in options}
+            return command(*args, **{name: build(**mine)}, **given)
 
-        return self._added(call)  # type: ignore[return-value]  # the same function, with one argument for several
+        return added(call)  # type: ignore[return-value]  # the same function, with one argument for several
+
+    return decorate
 
 
 def loose(title: str, options: Sequence[click.Option], rare: Sequence[str] = ()) -> Callable[[Function], Function]:

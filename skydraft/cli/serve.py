@@ -7,7 +7,7 @@ import click
 
 from skydraft.access.limits import Limits
 from skydraft.cli.pair_options import ModelChoice, served_model_section
-from skydraft.cli.sections import PORTS, Command, Section, configured, listening, loose, option
+from skydraft.cli.sections import PORTS, Command, configured, listening, loose, option, section
 from skydraft.cloud.options import ServeOptions
 from skydraft.config import Execution
 from skydraft.models.manifest import KNOWN
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DEFAULT = Limits()
 
 
-_server_section = Section("server", "Server", ServeOptions, [
+_server_section = section("server", "Server", ServeOptions, [
     *listening(DEFAULT_PORT),
     option("--token-file", "FILE", "Accept only clients with a token from FILE (lines: LABEL TOKEN).", type=Path),
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
@@ -32,7 +32,7 @@ _server_section = Section("server", "Server", ServeOptions, [
 ])  # fmt: skip
 _LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
                     type=Literal["debug", "info", "warning", "error"], default="info")  # fmt: skip
-_limits_section = Section("limits", "Limits", Limits, [
+_limits_section = section("limits", "Limits", Limits, [
     option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
     option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
     option("--max-block", "N", "Drafted tokens of a block.", default=_DEFAULT.max_block),

@@ -7,7 +7,7 @@ from typing import Any
 
 from skydraft.cli.options import GateChoice
 from skydraft.cli.pair_options import CloudChoice
-from skydraft.cli.sections import Section, option
+from skydraft.cli.sections import option, section
 from skydraft.decoding.generation import Generation
 from skydraft.errors import OptionError
 from skydraft.prompts.audio import Audio, load_audio
@@ -64,9 +64,9 @@ class SpeechChoice:
 _SHARE = option("--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge "
                 "alone (default: features; with --cloud you must allow it, because features leave this device).",
                 type=ShareAudio)  # fmt: skip
-audio_section = Section("speech", "Speech", SpeechChoice, [
+audio_section = section("speech", "Speech", SpeechChoice, [
     option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
            f"{STYLE} then.", type=Path),
     _SHARE,
 ])  # fmt: skip
-speech_section = Section("speech", "Speech", SpeechChoice, [_SHARE])
+speech_section = section("speech", "Speech", SpeechChoice, [_SHARE])

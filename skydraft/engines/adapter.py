@@ -21,21 +21,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from skydraft.errors import OptionError, RecordsError, importing
-from skydraft.files import write_whole
+from skydraft.files import Stored, write_whole
 
 Matrix = npt.NDArray[np.float32]
 _CARD, _ALPHA = "skydraft.card", "adapter.lora.alpha"
 _SIDES = ("lora_a", "lora_b")
 
 
-class AdapterCard(BaseModel):
+class AdapterCard(Stored):
     """The models and the prompts that an adapter was made from. All these prompts have the first `beginning_len` tokens
     in common, of which `beginning` is the digest; 0 if they share nothing of their own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     base: str
     base_name: str

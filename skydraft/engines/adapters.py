@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skydraft.characters import one_line
 from skydraft.engines.adapter import AdapterCard, read_adapter
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import OptionError, RecordsError, SkydraftError
+from skydraft.errors import OptionError, RecordsError, SkydraftError, telling
 from skydraft.files import ADAPTER, adapters_in
 
 if TYPE_CHECKING:
@@ -111,11 +111,8 @@ class Adapters:
 
     def _read(self, name: str) -> _Known:
         path = Path(name) if name.endswith(".gguf") else (self.folder or Path()) / name / ADAPTER
-        try:
+        with telling(RecordsError, f"{path} cannot be read", "Check its name."):
             stat = path.stat()
-        except (OSError, ValueError) as error:  # or no name of a file
-            why = getattr(error, "strerror", "no file has such a name")
-            raise RecordsError(f"{path} cannot be read: {why}.", hint="Check its name.") from error
         stamp = stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
         before = self._known.get(name)
         if before is None or before.stamp != stamp:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
@@ -16,10 +15,10 @@ from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import ContextExceeded, OptionError, PromptError
+from skydraft.files import log
 from skydraft.types import Recordings, Reuse
 
 __all__ = ["Engine", "Feeds", "Floor", "Seats", "Sequence", "TokenBuffer"]
-log = logging.getLogger("skydraft")
 
 
 class Engine(Model, AbstractContextManager["Engine"]):

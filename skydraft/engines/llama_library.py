@@ -263,7 +263,7 @@ def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
     Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel."""
     with _header(lib, path) as header:
         names = ("context_length", "block_count", "embedding_length", "attention.head_count")
-        context, layers, width, heads = (_of_architecture(lib, header, name) for name in names)
+        context, layers, width, heads = (_of_architecture(lib, header, name) or 0 for name in names)
         kv_heads = _of_architecture(lib, header, "attention.head_count_kv") or heads
         size = width // heads if heads else 0
         sides = [_of_architecture(lib, header, f"attention.{side}_length") or size for side in ("key", "value")]
@@ -273,24 +273,20 @@ def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
 def rope_depends(lib: Library, path: Path) -> bool:
     """Whether keys may depend on the length of the context, so that no other context can take them over."""
     with _header(lib, path) as header:
-        return _of_architecture(lib, header, "rope.scaling.original_context_length") > 0
+        return bool(_of_architecture(lib, header, "rope.scaling.original_context_length"))
 
 
-def _architecture(lib: Library, header: Any) -> str:
-    return (_value(lib, header, b"general.architecture", _STRING) or b"").decode(errors="replace")
-
-
-def _of_architecture(lib: Library, header: Any, name: str) -> int:
-    return _value(lib, header, f"{_architecture(lib, header)}.{name}".encode(), _U32) or 0
+def _of_architecture(lib: Library, header: Any, name: str, kind: int = _U32) -> Any:
+    architecture = _value(lib, header, b"general.architecture", _STRING) or b""
+    return _value(lib, header, architecture + f".{name}".encode(), kind)
 
 
 def _fault(lib: Library, header: Any) -> str | None:
-    architecture = _architecture(lib, header)
-    layers = _value(lib, header, f"{architecture}.block_count".encode(), _U32)
+    layers = _of_architecture(lib, header, "block_count")
     if layers is not None and not 1 <= layers <= _MAX_LAYERS:
         return f"its block_count is {layers}"
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
-        small = _value(lib, header, f"{architecture}.attention.{name}".encode(), _F32)
+        small = _of_architecture(lib, header, f"attention.{name}", _F32)
         if small is not None and not 0 <= small < 1:  # nan neither
             return f"its {name} is no small number"
     return None

@@ -184,8 +184,7 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
         room = len(data) + 8  # never more tokens than bytes
         token_ids = (ctypes.c_int32 * room)()
         num_tokens = lib.tokenize(vocab, data, len(data), token_ids, room, False, True)
-        if num_tokens < 0:
-            raise EngineError("llama.cpp cannot tokenize this text.")
+        assert num_tokens >= 0, "there is room for a token of each byte"
         return list(token_ids[:num_tokens])
 
     return Vocab(

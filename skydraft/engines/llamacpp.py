@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
@@ -23,8 +22,8 @@ from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import EngineError
+from skydraft.files import log
 
-log = logging.getLogger("skydraft")
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1

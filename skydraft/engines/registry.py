@@ -8,7 +8,6 @@ from skydraft.engines.base import Engine
 from skydraft.engines.checkpoint import is_omni
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.toy import open_toy
-from skydraft.errors import BrokenModel
 
 # Module, class, and whether a path is of this sort. A module imports its libraries when it is needed.
 KINDS: list[tuple[str, str, Callable[[Path], bool]]] = [
@@ -19,11 +18,9 @@ KINDS: list[tuple[str, str, Callable[[Path], bool]]] = [
 
 
 def open_engine(spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """Raises BrokenModel or MissingDependency."""
+    """`path` is a file or a folder. Raises BrokenModel or MissingDependency."""
     if path is None:
         return open_toy(spec, options.context_len, options.max_sequences)
-    for module, name, claims in KINDS:
-        if claims(path):
-            engine: Engine = getattr(import_module(module), name)(path, options, name=spec)
-            return engine
-    raise BrokenModel(f"No engine opens {spec}.", hint="Give a .gguf file or a transformers checkpoint's folder.")
+    module, name = next((module, name) for module, name, claims in KINDS if claims(path))
+    engine: Engine = getattr(import_module(module), name)(path, options, name=spec)
+    return engine

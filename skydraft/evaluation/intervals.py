@@ -1,30 +1,33 @@
 """Figures with intervals: a paired bootstrap over prompts, and Wilson's interval of a share."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator
 
-from skydraft.evaluation.records import Line
+from skydraft.files import Stored
 
 Floats = npt.NDArray[np.float64]
 Sides = tuple[Floats, Floats]  # numerator and denominator of each prompt, [num_prompts] each
 NUM_RESAMPLES = 2000
 LEVEL = 0.95
 _Z = 1.959964  # of LEVEL
+Rounded = Annotated[float, AfterValidator(lambda value: round(float(value), 5) + 0.0)]  # for the file, and no -0.0
 
 
-class Figure(Line):
-    value: float
-    low: float
-    high: float
+class Figure(Stored):
+    value: Rounded
+    low: Rounded
+    high: Rounded
 
 
-def cell(figure: Figure | None, digits: int, sign: str = "") -> tuple[str, str]:
-    """The value and the interval for a table; "" for no figure, and for an interval without width. `sign` "+" writes
-    the sign of positive numbers too."""
-    if figure is None:
-        return "", ""
+def cell(figure: Figure | float | None, digits: int, sign: str = "") -> tuple[str, str]:
+    """The value and the interval for a table; "" for no figure, and for no interval or one without width. `sign` "+"
+    writes the sign of positive numbers too."""
+    if not isinstance(figure, Figure):
+        return "" if figure is None else f"{figure:.{digits}f}", ""
     value, low, high = (f"{number:{sign}.{digits}f}" for number in (figure.value, figure.low, figure.high))
     return value, "" if value == low == high else f"{low} to {high}"
 
@@ -52,7 +55,7 @@ class Resamples:
             drawn = how(*(_ratios(self._weights @ above, self._weights @ below) for above, below in sides))
         found = drawn[np.isfinite(drawn)]
         totals = (_ratios(above.sum(), below.sum()) for above, below in sides)
-        return with_interval(how(*totals), interval(found)) if len(found) else None
+        return around(how(*totals), found) if len(found) else None
 
 
 def _ratios(above: Floats, below: Floats) -> Floats:
@@ -60,22 +63,14 @@ def _ratios(above: Floats, below: Floats) -> Floats:
     return above / np.where(below > 0, below, np.nan)
 
 
-def interval(values: Floats) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
-
-
-def with_interval(value: float, interval: tuple[float, float]) -> Figure:
-    return Figure(value=rounded(value), low=rounded(interval[0]), high=rounded(interval[1]))
+def around(value: float, drawn: Floats) -> Figure:
+    """A value with the interval of what was drawn for it."""
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Figure(value=value, low=low, high=high)
 
 
 def share(values: Floats) -> Figure:
     """The mean of values from 0 to 1, with Wilson's interval, which has a width for none and for all, too."""
     n, mean = len(values), float(values.mean())
     middle, spread = mean + _Z**2 / (2 * n), _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2))
-    return with_interval(mean, ((middle - spread) / (1 + _Z**2 / n), (middle + spread) / (1 + _Z**2 / n)))
-
-
-def rounded(value: float) -> float:
-    """Five digits, for the file."""
-    return round(float(value), 5) + 0.0  # no -0.0
+    return Figure(value=mean, low=(middle - spread) / (1 + _Z**2 / n), high=(middle + spread) / (1 + _Z**2 / n))

@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError, first_fault, telling
+from skydraft.errors import OptionError, RecordsError, telling
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.tasks.checks import Task
-from skydraft.files import read_file
+from skydraft.files import Stored, read_file
 from skydraft.prompts.thinking import Think
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
@@ -29,11 +29,7 @@ _OLD_PLAN = ("block_prob", "goes_on")  # what plans of earlier versions had
 _NAME_IT = "Name the folder of a comparison."
 
 
-class Line(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class PromptEntry(Line):
+class PromptEntry(Stored):
     """`audio` is the path of a recording."""
 
     id: str
@@ -43,7 +39,7 @@ class PromptEntry(Line):
     task: Task | None = None
 
 
-class ModelEntry(Line):
+class ModelEntry(Stored):
     """`forward_ms[n - 1]` is the probed time of a forward of n rows."""
 
     name: str
@@ -52,7 +48,7 @@ class ModelEntry(Line):
     forward_ms: tuple[float, ...]
 
 
-class RunLine(Line):
+class RunLine(Stored):
     """The settings of a run, its machine, its models and its prompts.
 
     `emulated_rtt_ms` is the round trip of an emulated link, `calibration` the hash of the used one, `isolation` how
@@ -91,7 +87,7 @@ def _checked(record: StepRecord) -> StepRecord:
     return record
 
 
-class RoundEntry(Line):
+class RoundEntry(Stored):
     """`signals` of a drafted token are entropy, margin and top probability."""
 
     record: Annotated[StepRecord, AfterValidator(_checked)]
@@ -100,7 +96,7 @@ class RoundEntry(Line):
     signals: tuple[tuple[float, float, float], ...]
 
 
-class GenerationLine(Line):
+class GenerationLine(Stored):
     """`pieces` are the texts of the tokens."""
 
     kind: Literal["generation"] = "generation"
@@ -124,14 +120,12 @@ class GenerationLine(Line):
     def records(self) -> tuple[StepRecord, ...]:
         return tuple(entry.record for entry in self.rounds)
 
-    @model_validator(mode="after")
-    def _check(self) -> GenerationLine:
+    def model_post_init(self, context: object) -> None:
         num_committed = sum(record.num_committed for record in self.records)
         _check_lengths(self.token_ids, self.origins, self.pieces, range(num_committed))
-        return self
 
 
-class ScoreLine(Line):
+class ScoreLine(Stored):
     """Both models' predictions after each prefix of a text.
 
     `choices` are the target's greedy choices under the constraints of the run and `style`, `choice_pieces` their
@@ -148,10 +142,8 @@ class ScoreLine(Line):
     signals: tuple[tuple[float, float, float], ...]
     drafted: tuple[int, ...]
 
-    @model_validator(mode="after")
-    def _check(self) -> ScoreLine:
+    def model_post_init(self, context: object) -> None:
         _check_lengths(self.token_ids, self.choices, self.choice_pieces, self.nll, self.signals, self.drafted)
-        return self
 
 
 def _check_lengths(*lists: Sized) -> None:
@@ -159,7 +151,7 @@ def _check_lengths(*lists: Sized) -> None:
         raise ValueError("its lists differ in length")
 
 
-class VerdictLine(Line):
+class VerdictLine(Stored):
     """What a task's check says of a text."""
 
     kind: Literal["verdict"] = "verdict"
@@ -177,7 +169,7 @@ _ADAPTER: TypeAdapter[AnyLine] = TypeAdapter(Annotated[AnyLine, Field(discrimina
 Texts = dict[tuple[str, tuple[int, ...]], str]  # by prompt and tokens
 
 
-class Records(Line):
+class Records(Stored):
     run: RunLine
     generations: tuple[GenerationLine, ...]
     scores: tuple[ScoreLine, ...]
@@ -229,20 +221,17 @@ def _parse(path: Path) -> Iterator[AnyLine]:
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
-    try:
+    what = f"Line {number} of {path} is not a valid record"
+    with telling(RecordsError, what, "Restore the file, or run the comparison again."):
         content = from_json(line)
-    except ValueError as error:
-        hint = "Restore the file, or run the comparison again."
-        raise RecordsError(f"Line {number} of {path} is not valid JSON: {error}.", hint=hint) from error
-    with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
-        for mode in content.get("modes", ()):
-            mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
-    try:
-        return _ADAPTER.validate_python(content)
-    except (ValidationError, OptionError) as error:  # of an invalid plan, or of invalid parameters
-        says = error.message if isinstance(error, OptionError) else f"{first_fault(error)}."
-        hint = "Register it before you read the records." if "no gate" in says else ""
-        raise RecordsError(f"Line {number} of {path} is not a valid record: {says}", hint=hint) from error
+        with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
+            for mode in content.get("modes", ()):
+                mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
+        try:
+            return _ADAPTER.validate_python(content)
+        except OptionError as error:  # of an invalid plan, or of invalid parameters
+            hint = "Register it before you read the records." if "no gate" in error.message else ""
+            raise RecordsError(f"{what}: {error.message}", hint=hint) from error
 
 
 def _check_references(path: Path, records: Records) -> None:

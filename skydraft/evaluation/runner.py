@@ -107,9 +107,9 @@ class Comparison:
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
         self.num_done = len(done)
 
-    def append(self, lines: Iterable[BaseModel], done: Done) -> None:
-        """Write each line as soon as it is made; `done` is called after each."""
-        with open_named(self.path, "a") as file:
+    def append(self, lines: Iterable[BaseModel], counting: AbstractContextManager[Done]) -> None:
+        """Write each line as soon as it is made; what `counting` gives is called after each."""
+        with counting as done, open_named(self.path, "a") as file:
             for line in lines:
                 write_line(file, line)
                 done()

@@ -7,20 +7,20 @@ import numpy as np
 from pydantic import Field
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, rounded
+from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, Rounded
 from skydraft.evaluation.measures import INDICATORS, MEASURES
-from skydraft.evaluation.records import Line
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
+from skydraft.files import Stored
 
 
-class OverTexts(Line):
+class OverTexts(Stored):
     """A measure of each text by itself: the median and the highest."""
 
-    median: float
-    most: float
+    median: Rounded
+    most: Rounded
 
 
-class SettingFigures(Line):
+class SettingFigures(Stored):
     """The figures of a mode. `measures` holds the measures with a value.
 
     `over_texts` has those of INDICATORS, `speed_over` tokens/s in units of other modes, `differences` the measures less
@@ -40,7 +40,7 @@ class SettingFigures(Line):
         return self.measures[measure].value if measure in self.measures else None
 
 
-class Summary(Line):
+class Summary(Stored):
     """The content of summary.json. Intervals are a paired bootstrap over prompts."""
 
     schema_number: Literal[2] = Field(default=2, alias="schema")
@@ -65,7 +65,7 @@ def _setting(findings: Findings, setting: Setting) -> SettingFigures:
     others = sums if setting is not first else ()
     differs = {name: resamples.compared(np.subtract, sums[name], first.sums(name)) for name in others}
     texts = {each.name: [above / below for above, below in map(each.count, cases) if below] for each in INDICATORS}
-    over = {name: OverTexts(median=rounded(median(of)), most=rounded(max(of))) for name, of in texts.items() if of}
+    over = {name: OverTexts(median=median(of), most=max(of)) for name, of in texts.items() if of}
     cloud = [each.sums("tokens_per_s") for each in findings.settings if each.mode.name == "cloud"]
     speed = resamples.compared(np.divide, sums["tokens_per_s"], *cloud) if cloud else None
     return SettingFigures(

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError, SkydraftError, first_fault, telling
+from skydraft.errors import PromptError, SkydraftError, telling
 from skydraft.evaluation.records import PromptEntry
 from skydraft.files import read_file
 
@@ -48,26 +48,20 @@ def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
-    with telling(PromptError, f"The {what} {path} cannot be read", "Check its name."):
+    with telling(PromptError, f"The {what} {path} cannot be read", "Check its name, or convert it with iconv."):
         content = read_file(path)
-    try:
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8.", hint="Convert it first, for example with iconv.") from error
     return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 @contextmanager
 def naming(what: str, hint: str) -> Iterator[None]:
     """Raise PromptError that says `what` for what is no valid line."""
-    try:
-        yield
-    except ValidationError as error:
-        raise PromptError(f"{what}: {first_fault(error)}.", hint=hint) from error
-    except ValueError as error:
-        raise PromptError(f"{what}: its JSON is not valid: {error}.", hint=hint) from error
-    except SkydraftError as error:
-        raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
+    with telling(PromptError, what, hint):
+        try:
+            yield
+        except SkydraftError as error:
+            raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
 
 
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:

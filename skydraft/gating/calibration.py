@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field
 
 from skydraft.characters import from_json
-from skydraft.errors import OptionError, RecordsError, first_fault, telling
-from skydraft.files import read_file
+from skydraft.errors import OptionError, RecordsError, telling
+from skydraft.files import Stored, read_file
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
 
@@ -31,16 +31,12 @@ _SHIPPED = Path(__file__).with_name("calibrations")
 _MAKE_ONE = "Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y"
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class PairSide(_Value):
+class PairSide(Stored):
     name: str = Field(min_length=1)
     fingerprint: str = Field(min_length=1)
 
 
-class CurvePoint(_Value):
+class CurvePoint(Stored):
     """The agreement that a limit on the risk of a block gave on the fitted prompts, and what it took of the target."""
 
     model_config = ConfigDict(extra="ignore")  # earlier versions noted more
@@ -51,20 +47,18 @@ class CurvePoint(_Value):
     written_per_token: float = Field(default=0.0, ge=0)
 
 
-class Curve(_Value):
+class Curve(Stored):
     """The points of blocks of up to `k` tokens with this hand-back, limits rising."""
 
     k: int = Field(ge=1)
     hand_back: str = "0"
     points: tuple[CurvePoint, ...] = Field(min_length=2)
 
-    @model_validator(mode="after")
-    def _check(self) -> Curve:
+    def model_post_init(self, context: object) -> None:
         limits = [point.limit for point in self.points]
         agreements = [point.agreement for point in self.points]
         if limits != sorted(limits) or agreements != sorted(agreements, reverse=True):
             raise ValueError("the curve does not run from a low limit and a high agreement to the opposite")
-        return self
 
     def limit(self, agreement: float) -> float | None:
         """The loosest limit that keeps this agreement; None if no limit keeps it. If the draft model alone reaches the
@@ -79,7 +73,7 @@ class Curve(_Value):
         return here.limit + part * (beyond.limit - here.limit)
 
 
-class Calibration(_Value):
+class Calibration(Stored):
     """`risks` are the chances that the target disagrees with a token, by bins of its top probability.
 
     The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
@@ -128,15 +122,8 @@ class Calibration(_Value):
 
 
 def read_calibration(path: Path) -> Calibration:
-    hint = "Make one with skydraft calibrate."
-    with telling(RecordsError, f"The calibration {path} cannot be read", hint):
-        data = read_file(path)
-    try:
-        return Calibration.model_validate(from_json(data.decode()))
-    except ValidationError as error:
-        raise RecordsError(f"{path} is not a calibration: {first_fault(error)}.", hint=hint) from error
-    except ValueError as error:
-        raise RecordsError(f"The calibration {path} is not JSON: {error}.", hint=hint) from error
+    with telling(RecordsError, f"The calibration {path} cannot be read", "Make one with skydraft calibrate."):
+        return Calibration.model_validate(from_json(read_file(path)))
 
 
 @lru_cache(maxsize=64)

@@ -28,11 +28,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
-from skydraft.files import lock_file
+from skydraft.files import Stored, lock_file
 
 MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
@@ -46,7 +46,7 @@ _LOCK_S = 10.0  # others hold it for milliseconds
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class Lesson(BaseModel):
+class Lesson(Stored):
     """`marks` has one mark for each token of the text.
 
     `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone, and `target`
@@ -54,7 +54,7 @@ class Lesson(BaseModel):
     default. The prompt is what the draft model reads.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(strict=True)
 
     schema_number: Literal[1] = Field(default=1, alias="schema")
     draft: str
@@ -232,11 +232,3 @@ def _errors_named(folder: Path) -> Iterator[None]:
             raise NotEnoughDisk(message, hint="Free some space, or run: skydraft learn forget.") from error
         hint = "Give --learn a folder that you can write to."
         raise OptionError(f"Lessons cannot be kept in {folder}: {reason}.", hint=hint) from error
-
-
-def summaries(store: Store, skipped: Counter[str]) -> dict[tuple[str, str], list[Counter[str]]]:
-    """The marks of each lesson, counted, by (target, draft model); in `skipped` the lines that hold no lesson."""
-    counts: dict[tuple[str, str], list[Counter[str]]] = {}
-    for lesson in store.lessons(skipped):
-        counts.setdefault((lesson.target, lesson.draft), []).append(Counter(lesson.marks))
-    return counts

@@ -27,7 +27,7 @@ from skydraft.learning.lessons import Lesson
 _SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
-_MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12
+_MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12  # answers, and how many upper layers learn from them (NOTES.md)
 _NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no width
 _BATCH = 4
@@ -44,10 +44,6 @@ class TrainSettings:
     num_layers: int | None = None
     epochs: int = 3
     rate: float = 5e-4
-
-    def layers_for(self, num_trained: int) -> int:
-        """How many upper layers learn from this many answers; NOTES.md has the measurements."""
-        return self.num_layers or (_MANY_LAYERS if num_trained >= _MANY else _FEW_LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +130,8 @@ class Training:
         import torch
 
         self._torch, self._trainable, self._settings, self._progress = torch, trainable, settings, progress
-        self._halves = Halves(trainable, settings.layers_for(len(task.trained)), task.vocab_size)
-        self._task = task
+        self._task, few_or_many = task, _MANY_LAYERS if len(task.trained) >= _MANY else _FEW_LAYERS
+        self._halves = Halves(trainable, settings.num_layers or few_or_many, task.vocab_size)
 
     def run(self) -> Trained:
         """Train, and measure."""

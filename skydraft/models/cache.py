@@ -7,8 +7,7 @@ import errno
 import hashlib
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -62,30 +61,16 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def settle(model: KnownModel, cache: Path, sha256: str) -> Path:
+def settle(model: KnownModel, cache: Path) -> Path:
     """Rename the `.partial` file into place. Raises HashMismatch for another hash; then the `.partial` file is gone."""
     partial = model_path(model, cache, ".partial")
-    if sha256 != model.sha256:
+    if (sha256 := sha256_of(partial)) != model.sha256:
         partial.unlink()
         says = f"{model.file} was downloaded with sha256 {sha256[:12]} instead of {model.sha256[:12]}."
         hint = f"Run `skydraft models fetch {model.name}` again; if it repeats, upgrade skydraft."
         raise HashMismatch(says, hint=hint)
     os.replace(partial, model_path(model, cache))
     return model_path(model, cache)
-
-
-def adopt(model: KnownModel, file: Path, cache: Path, require: Callable[[int], None]) -> Path:
-    """Link or copy `file` into the cache, if `require` lets so many bytes. Raises HashMismatch for another file."""
-    partial = model_path(model, cache, ".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)
-    source = file.resolve()
-    try:
-        os.link(source, partial)
-    except OSError:  # another disk, or a file system without links
-        require(model.bytes)
-        shutil.copyfile(source, partial)
-    return settle(model, cache, sha256_of(partial))
 
 
 def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:

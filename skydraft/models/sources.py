@@ -3,7 +3,6 @@
 import errno
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,11 +31,6 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 
 def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
     """Show nothing."""
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space on the disk of a folder that exists."""
-    return shutil.disk_usage(folder).free
 
 
 def hub_cached(repo: str, file: str) -> Path | None:

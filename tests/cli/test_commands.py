@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -154,12 +153,6 @@ def test_a_user_without_a_home_gets_one_line(invoke: Invoke, monkeypatch: pytest
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # none is in the password file
     says = "skydraft: This user has no home folder. Set SKYDRAFT_HOME to a folder for files of skydraft.\n"
     assert invoke(*words.split()) == (2, "", says)
-
-
-def test_the_command_is_the_one_that_can_be_interrupted() -> None:
-    page = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert page["project"]["scripts"] == {"skydraft": "skydraft_command:main"}
-    assert page["tool"]["setuptools"]["py-modules"] == ["skydraft_command"]
 
 
 def test_no_command_shows_the_help(invoke: Invoke) -> None:

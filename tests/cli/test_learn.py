@@ -34,13 +34,8 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     with (folder / "lessons-00000001.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
-    for says in (
-        "3 answers of 36 tokens",
-        "confirmed 36 of",
-        "21 more answers are needed",
-        "1 lines are cut or damaged",
-    ):
-        assert says in out
+    says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more answers are needed", "1 lines are cut or damaged")
+    assert all(each in out for each in says), out
     assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
     assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]
     assert "No answers yet" in invoke("learn", "status", str(folder))[1]

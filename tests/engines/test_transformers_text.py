@@ -217,9 +217,8 @@ def test_memory_is_said_before_it_is_taken(folders: tuple[Path, Path], monkeypat
     ("version", "kind"), [("5.20.0", BrokenModel), ("5.24.9", BrokenModel), ("5.25.0", MissingDependency)]
 )
 def test_a_version_that_may_not_fit_is_named_and_the_model_is_not_blamed(version: str, kind: type[Exception]) -> None:
-    error = failed(
-        SimpleNamespace(__version__=version), "cannot load m", TypeError("no 'kv'"), BrokenModel, "Fetch it."
-    )
+    library = SimpleNamespace(__version__=version)
+    error = failed(library, "cannot load m", TypeError("no 'kv'"), BrokenModel, "Fetch it.")
     assert type(error) is kind and ("Fetch it." in str(error)) == (kind is BrokenModel)
     assert (f"transformers {version} cannot load m (no 'kv')" in str(error)) == (kind is MissingDependency)
     for name in ("cache", "past_key_values"):

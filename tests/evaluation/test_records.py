@@ -96,7 +96,7 @@ def nested(line: BaseModel, path: str, value: Any) -> str:
 
 RUN, GENERATION, SCORE = lines.run_line(), lines.generation(), lines.score()
 BROKEN: dict[str, tuple[str, str]] = {
-    "not there": ("", "cannot be read: No such file"), "no text": ("\udcff\udcfe\n", "not valid JSON"),
+    "not there": ("", "cannot be read: No such file"), "no text": ("\udcff\udcfe\n", "not UTF-8"),
     "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
     "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),

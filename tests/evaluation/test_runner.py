@@ -81,7 +81,8 @@ def generate(comparison: Comparison, most: int = 1000) -> int:
     return len(started)
 
 
-def interrupting(most: int) -> Callable[[], None]:
+@contextlib.contextmanager
+def interrupting(most: int) -> Iterator[Callable[[], None]]:
     """What is called after each line, and ends all after so many."""
     left = iter(range(most - 1))
 
@@ -89,7 +90,7 @@ def interrupting(most: int) -> Callable[[], None]:
         if next(left, None) is None:
             raise Interrupted
 
-    return done
+    yield done
 
 
 def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
@@ -187,7 +188,7 @@ def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
         comparison.append((score(*each) for each in todo), interrupting(4))
     again = Comparison(tmp_path, run)
     assert again.unscored() == todo[4:]
-    again.append((score(*each) for each in todo[4:]), lambda: None)
+    again.append((score(*each) for each in todo[4:]), interrupting(1000))
     assert again.unscored() == [] and len(read_records(again.path).scores) == 15
 
 

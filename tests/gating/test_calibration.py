@@ -53,9 +53,9 @@ def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) 
 
 BROKEN: dict[str, tuple[Any, str]] = {
     "not there": (None, "c.json cannot be read: No such file"),
-    "no JSON": ("{", "not JSON"),
-    "no text": ("\udcff\udcfe{", "not JSON"),
-    "a list": ([], "not a calibration"),
+    "no JSON": ("{", "its JSON is not valid"),
+    "no text": ("\udcff\udcfe{", "not UTF-8"),
+    "a list": ([], "cannot be read: it: "),
     "another schema": (written(schema=2), "schema"),
     "another kind": (written(kind="recipe"), "kind"),
     "too few risks": (written(risks=[0.5, 0.2]), "risks"),

@@ -33,14 +33,10 @@ def reason(gate, text, signals=None, history="", vocab=CHARACTERS, prompt="我�
 
 
 def test_parsing():
-    rules = GateSpec("prob", 0.5, ("dates", "digits"))
-    gates = {
-        "never": GateSpec("never"),
-        "calibrated:0.95": GateSpec("calibrated", 0.95),
-        "prob:0.5+dates+digits": rules,
-    }
-    for text, gate in gates.items():
-        assert parse_gate(text) == gate == parse_gate(str(gate))
+    for gate in (("never",), ("calibrated", 0.95), ("prob", 0.5, ("dates", "digits"))):
+        spec = GateSpec(*gate)
+        assert parse_gate(str(spec)) == spec
+    assert parse_gate("prob:0.5+dates+digits") == spec
 
 
 NO_GATES = {
@@ -169,10 +165,8 @@ def test_a_gate_of_ones_own_checks_the_blocks_that_it_names(monkeypatch):
     monkeypatch.setattr(gates, "entry_points", lambda group, name: found if name == "long" else ())
     assert reason("long:0", "我在说", (SURE,) * 3) == "uncertain" != reason("long:0", "我在", (SURE,) * 2)
     gates.register_gate("mean", lambda block, _: len(block) > 1)  # in a notebook a cell is run again
-    assert (
-        reason("mean:0.5", "我在", (SURE, SURE)) == "uncertain"
-        and str(parse_gate("mean:1234567.5")) == "mean:1234567.5"
-    )
+    assert reason("mean:0.5", "我在", (SURE, SURE)) == "uncertain"
+    assert str(parse_gate("mean:1234567.5")) == "mean:1234567.5"
     for taken in ("entropy", "always", "a b"):
         with pytest.raises(OptionError, match="cannot be called"):
             gates.register_gate(taken, lambda block, _: False)

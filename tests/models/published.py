@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,9 +94,10 @@ class FakeWorld:
             "hub_cached": lambda repo, file: self.hub_cache.get(f"{repo}/{file}"),
             "hub_file": lambda repo, file: self._hub(self.hub, f"{repo}/{file}", f"{repo}/{file}"),
             "hub_folder": lambda repo, offline: self._hub(self.folders, repo, f"{repo} offline={offline}"),
-            "pip_wheel": self.wheel, "free_bytes": lambda folder: self.free_bytes,
+            "pip_wheel": self.wheel,
         }.items():  # fmt: skip
             patch.setattr(sources, name, instead)
+        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=self.free_bytes))
         patch.setattr(manifest, "KNOWN", self.known)
 
     def wheel(self, part: Part, folder: Path) -> None:

@@ -22,13 +22,13 @@ from skydraft.evaluation.summary import SettingFigures, Summary, summarize
 from skydraft.origins import LOOKS
 
 # The columns of each table.
-HEADLINE = (
+HEADLINE = [BY_NAME[name] for name in (
     "task_score", "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token",
     "acceptance_rate", "blocks_sent", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms",
-)  # fmt: skip
-MORE = tuple(measure.name for measure in MEASURES if measure.name not in HEADLINE and measure not in INDICATORS)
+)]  # fmt: skip
+MORE = [measure for measure in MEASURES if measure not in (*HEADLINE, *INDICATORS)]
 _OVER = "tokens/s over tokens/s of mode cloud on the same prompts"
-SPEED = Measure("speed_over", "speed, cloud = 1", "", _OVER, digits=2)
+SPEED = Measure("cloud", "speed, cloud = 1", "", _OVER, digits=2)
 _PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
 _HINT = "Check its permissions, or choose another folder with --out."
 _NAMED_IN_LATEX = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
@@ -49,7 +49,7 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     tokens = [row for setting in findings.settings for case in setting.all_cases for row in token_rows(case)]
     planes, spread = _planes(findings, summary), _entropies(tokens)
     content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
-    whole = {"summary": summary, "columns": _columns(summary, BY_NAME) + _speed(summary)}
+    whole = {"summary": summary, "columns": _columns(summary, MEASURES) + _columns(summary, [SPEED], "speed_over")}
     less = [{"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]]
     files = {
         "summary.json": content + "\n", "report.html": render(findings, summary, planes, spread),
@@ -68,14 +68,14 @@ def write_report(findings: Findings, folder: Path) -> Summary:
 
 def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spread: str) -> str:
     tables = [
-        ("What it is worth", "worth", _columns(summary, HEADLINE) + _speed(summary)),
-        ("Punctuation and repeats", "texts", _columns(summary, (each.name for each in INDICATORS))),
+        ("What it is worth", "worth", _columns(summary, HEADLINE) + _columns(summary, [SPEED], "speed_over")),
+        ("Punctuation and repeats", "texts", _columns(summary, INDICATORS)),
         ("Where the time goes, and the rest", "rest", _columns(summary, MORE)),
     ]
     return _filled(
         "page.html.j2", run=findings.run, summary=summary, tables=tables,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
-        differences=_columns(summary, BY_NAME, "differences", "+"),
+        differences=_columns(summary, MEASURES, "differences", "+"),
         planes={style: svg for style, svg in planes.items() if svg}, entropies=spread,
         tasks=[section(of) for of in summary.tasks], texts=list(_texts(findings)), marks=_ORIGIN_MARKS, looks=LOOKS,
     )  # fmt: skip
@@ -90,16 +90,11 @@ def _filled(template: str, **given: Any) -> str:
     return environment.get_template(template).render(**given)
 
 
-def _columns(summary: Summary, names: Iterable[str], of: str = "measures", sign: str = "") -> list[Column]:
+def _columns(summary: Summary, measures: Iterable[Measure], of: str = "measures", sign: str = "") -> list[Column]:
     """The columns that have a value in any mode."""
     figures = [getattr(setting, of) for setting in summary.settings]
-    used = [BY_NAME[name] for name in names if any(name in each for each in figures)]
+    used = [each for each in measures if any(each.name in of_mode for of_mode in figures)]
     return [(each, [cell(of_mode.get(each.name), each.digits, sign) for of_mode in figures]) for each in used]
-
-
-def _speed(summary: Summary) -> list[Column]:
-    cells = [cell(setting.speed_over.get("cloud"), SPEED.digits) for setting in summary.settings]
-    return [(SPEED, cells)] if any(value for value, _ in cells) else []
 
 
 def _row(setting: SettingFigures, figures: Mapping[str, Figure]) -> dict[str, Any]:

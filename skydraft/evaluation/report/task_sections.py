@@ -18,22 +18,16 @@ _FIGURES = (
             "tokens: the straight line from edge to cloud. Below 0 the mode loses to chance"),
     Measure("calls", "calls", "", "times that the device asked the large model and waited / generated tokens"),
     Measure("written", "written", "", "tokens that the large model wrote itself / generated tokens"),
+    Measure("num_mended", "mended", "", "of the tasks that cloud does better than edge: those done as well as by cloud",
+            digits=0),
+    Measure("num_broken", "broken", "", "of the other tasks: those done worse than by edge", digits=0),
+    Measure("seconds", "s a task", "", "mean time of a task, prefill included", digits=2),
 )  # fmt: skip
-_COUNTS = (
-    Measure(
-        "num_mended", "mended", "", "of the tasks that cloud does better than edge: those done as well as by cloud"
-    ),
-    Measure("num_broken", "broken", "", "of the other tasks: those done worse than by edge"),
-    Measure("seconds", "s a task", "", "mean time of a task, prefill included"),
-)
 
 
 def section(of: TaskSet) -> dict[str, Any]:
-    columns: list[Column] = [(each, [cell(getattr(mode, each.name), 3) for mode in of.modes]) for each in _FIGURES]
-    columns += [(each, [(_count(getattr(mode, each.name)), "") for mode in of.modes]) for each in _COUNTS]
+    columns: list[Column] = [
+        (each, [cell(getattr(mode, each.name), each.digits) for mode in of.modes]) for each in _FIGURES
+    ]
     plane = against_cost("score", {mode.mode: (mode.score, mode.calls, mode.written) for mode in of.modes})
     return {"of": of, "columns": columns, "plane": plane}
-
-
-def _count(number: float | None) -> str:
-    return "" if number is None else f"{number:.2f}" if isinstance(number, float) else str(number)

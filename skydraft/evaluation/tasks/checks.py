@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt
 
 from skydraft.errors import importing
 from skydraft.evaluation.tasks import sandbox
 from skydraft.evaluation.tasks.reading import EDGES, choice_of, line_of, narrow, number_of
+from skydraft.files import Stored
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAX_ANSWER = 2_000  # characters of an answer that are kept
@@ -28,13 +29,11 @@ class Judgement:
     note: str = ""
 
 
-class _Check(BaseModel):
+class _Check(Stored):
     """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated.
 
     `model_post_init` raises ValueError where no text can be right.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _compiles(pattern: str) -> str:
@@ -244,14 +243,12 @@ Check = Annotated[
 ]
 
 
-class Task(BaseModel):
+class Task(Stored):
     """What makes a prompt a task of the set `set`.
 
     `messages` are the whole conversation, where it is more than the prompt. `grammar` and `max_new_tokens` (None: those
     of the mode) belong to this task, `tools` are for the chat template.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     set: str
     check: Check

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, Figure, Floats, Resamples, interval, rounded, share, with_interval
-from skydraft.evaluation.records import Line
+from skydraft.evaluation.intervals import LEVEL, Figure, Floats, Resamples, Rounded, around, share
+from skydraft.files import Stored
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
 
 
-class TaskMode(Line):
+class TaskMode(Stored):
     """A mode on a set of tasks, as `report.task_sections` explains. What needs a mode that was not run is None."""
 
     mode: str
@@ -24,12 +24,12 @@ class TaskMode(Line):
     over_line: Figure | None
     calls: Figure
     written: Figure
-    seconds: float
+    seconds: Rounded
     num_mended: int | None
     num_broken: int | None
 
 
-class TaskSet(Line):
+class TaskSet(Stored):
     """A set of tasks. `is_apart`: the gap is at least MIN_GAP, so that modes can be told apart."""
 
     name: str
@@ -71,7 +71,7 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     if edge and cloud:
         difference = scores(cloud) - scores(edge)
         between = int((difference > 0).sum())
-        gap = with_interval(difference.mean(), interval(resamples.means(difference)))
+        gap = around(difference.mean(), resamples.means(difference))
     return TaskSet(
         name=name, num_tasks=len(settings[0].cases), gap=gap, is_apart=gap is not None and gap.value >= MIN_GAP,
         num_between=between, modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
@@ -86,20 +86,21 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
     over_cloud = recovered = over_line = mended = broken = None
     if cloud:
         theirs = scores(cloud)
-        over_cloud = with_interval((mine - theirs).mean(), interval(resamples.means(mine - theirs)))
+        over_cloud = around((mine - theirs).mean(), resamples.means(mine - theirs))
     if cloud and edge:
         first = scores(edge)
         mended = int(((theirs > first) & (mine >= theirs)).sum())
         broken = int(((theirs <= first) & (mine < first)).sum())
-        recovered = _recovered(mine - first, theirs - first, resamples)
+        if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap
+            recovered = resamples.figure(mine - first, theirs - first)
         above, below = (resamples.means(side) for side in written)
         line = mine.mean() - first.mean() - written[0].sum() / written[1].sum() * (theirs - first).mean()
         drawn = resamples.means(mine - first) - above / below * resamples.means(theirs - first)
-        over_line = with_interval(line, interval(drawn))
+        over_line = around(line, drawn)
     wall_ms = sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases)
     return TaskMode(
         mode=setting.mode.name, score=share(mine), over_cloud=over_cloud, recovered=recovered, over_line=over_line,
-        calls=asked, written=wrote, seconds=rounded(wall_ms / 1e3), num_mended=mended, num_broken=broken,
+        calls=asked, written=wrote, seconds=wall_ms / 1e3, num_mended=mended, num_broken=broken,
     )  # fmt: skip
 
 
@@ -107,9 +108,3 @@ def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
     """Both sides of a measure a token; an empty text counts as one token."""
     above, below = setting.sums(name)
     return above, np.maximum(below, 1)
-
-
-def _recovered(mine: Floats, theirs: Floats, resamples: Resamples) -> Figure | None:
-    """The share of the gap that is closed, by the gains of each task over `edge`; None if the gap may be none."""
-    may_be_none = np.mean(resamples.means(theirs) <= 0) > (1 - LEVEL) / 2
-    return None if may_be_none else resamples.figure(mine, theirs)
