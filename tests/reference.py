@@ -288,9 +288,7 @@ def plain(engine: Engine, prompt: Seq[int], params: DecodingParams) -> tuple[tup
             return tuple(generated), reason
 
 
-def tokens_per_s(
-    alpha: float, k: int, draft_ms: float, forward_ms: Seq[float], max_rows: int, wire_ms: float = 0.0
-) -> float:
+def tokens_per_s(alpha: float, k: int, draft_ms: float, forward_ms: Seq[float], max_rows: int) -> float:
     """What rounds of k drafts give, summed over every number of accepted drafts."""
     tokens = spent = 0.0
     for accepted in range(k + 1):
@@ -300,5 +298,5 @@ def tokens_per_s(
         known = len(forward_ms)
         cost = sum(forward_ms[num - 1] if num <= known else num * forward_ms[-1] / known for num in rows)
         tokens += chance * (accepted + 1)
-        spent += chance * (k * draft_ms + wire_ms + cost)
+        spent += chance * (k * draft_ms + cost)
     return 1e3 * tokens / spent

@@ -44,9 +44,8 @@ class CloudServer:
         return ServerInfo(
             version=__version__, model=engine.name, weights=engine.fingerprint,
             fingerprint=short_fingerprint(engine.vocab.fingerprint), vocab_size=engine.vocab.size,
-            context_len=engine.context_len, execution=self._worker.served.execution, max_rows=self._worker.max_rows,
-            invariant_rows=engine.invariant_rows, forward_ms=engine.forward_ms, max_block=limits.max_block,
-            max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
+            context_len=engine.context_len, execution=self._worker.served.execution,
+            max_block=limits.max_block, max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
         )  # fmt: skip
 
     async def start(self) -> int:

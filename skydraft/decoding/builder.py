@@ -8,7 +8,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
-from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams
+from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams, Execution
 from skydraft.decoding.ahead import Ahead
 from skydraft.decoding.block_length import Blocks
 from skydraft.decoding.context import Context
@@ -62,7 +62,7 @@ def start_generation(
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
-    costs = None if races else _costs(plan, draft, local, facts)
+    costs = _costs(draft, local, request.execution) if local and plan.k is None and not races else None
     turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
@@ -222,11 +222,9 @@ def _end_of_blocks(plan: Plan, gate: Gate, turns: Turns) -> Callable[[Seq[Signal
     return turns.end_of_opening(gate.is_unsure) if turns.opens else None
 
 
-def _costs(plan: Plan, draft: Engine | None, local: Engine | None, facts: TargetFacts | None) -> CostModel | None:
-    """Costs of both models in this process, where they decide about blocks."""
-    if plan.k is not None or local is None or facts is None:
-        return None
-    return CostModel(draft.forward_ms[0] if draft else 0.0, facts.forward_ms, facts.max_rows)
+def _costs(draft: Engine | None, local: Engine, execution: Execution | None) -> CostModel:
+    """Costs of both models in this process."""
+    return CostModel(draft.forward_ms[0] if draft else 0.0, local.forward_ms, local.max_rows(execution))
 
 
 def _turns(

@@ -1,7 +1,7 @@
 """The expected speed of speculation in rounds, in closed form.
 
 Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward
-of n rows, R the round trip, E(k) tokens a round. All times in milliseconds.
+of n rows, E(k) tokens a round. All times in milliseconds.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,12 @@ def row_ms(forward_ms: tuple[float, ...], num_rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of a pair and of the link between them.
-
-    `draft_ms` is t_d, `forward_ms[n - 1]` is t_v(n), `wire_ms` is R. Rows are verified in passes of at most `max_rows`;
-    no pass runs after the first difference.
-    """
+    """Costs of a pair: `draft_ms` is t_d, `forward_ms[n - 1]` is t_v(n). Rows are verified in passes of at most
+    `max_rows`; no pass runs after the first difference."""
 
     draft_ms: float
     forward_ms: tuple[float, ...]
     max_rows: int
-    wire_ms: float = 0.0
 
     @property
     def plain_ms(self) -> float:
@@ -44,9 +40,8 @@ class CostModel:
         return sum(alpha**at * row_ms(self.forward_ms, min(self.max_rows, k + 1 - at)) for at in starts)
 
     def tokens_per_s(self, alpha: float, k: int) -> float:
-        """Tokens a second: E(k) over k·t_d + R + t_v(k + 1); k = 0 is the target alone."""
-        wire_ms = self.wire_ms if k else 0.0
-        return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + wire_ms + self.verify_ms(alpha, k))
+        """Tokens a second: E(k) over k·t_d + t_v(k + 1); k = 0 is the target alone."""
+        return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + self.verify_ms(alpha, k))
 
     def best(self, alpha: float, longest: int) -> tuple[int, float]:
         """(Length, speed over that of the target alone) of the block that promises most; (0, 1.0) if none does."""

@@ -21,16 +21,13 @@ from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Reuse, Ver
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Facts about a target before a text begins: its name, the fingerprint of its weights, and its costs.
+    """Facts about a target before a text begins: its name, the fingerprint of its weights, the longest block it takes.
 
     A server without skydraft tells no fingerprint: `weights` is then `named_weights` of its model, "" if it names none.
-    `forward_ms` and `max_rows` are as in `CostModel`; `max_block` is the longest block it takes.
     """
 
     name: str
     weights: str
-    forward_ms: tuple[float, ...]
-    max_rows: int
     max_block: int = MAX_K
 
 
@@ -81,8 +78,7 @@ class LocalTarget:
         self.is_exact = self._max_rows <= engine.invariant_rows
 
     def facts(self, wait_s: float | None) -> TargetFacts:
-        engine = self.engine
-        return TargetFacts(engine.name, engine.fingerprint, engine.forward_ms, self._max_rows)
+        return TargetFacts(self.engine.name, self.engine.fingerprint)
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
         return draft is not None and draft.on_gpu != self.engine.on_gpu

@@ -86,10 +86,12 @@ class LoadedPair:
     @property
     def target(self) -> ModelEntry:
         """Raises CloudError if the target's server does not answer."""
-        facts = target_of(self.cloud).facts(None)
+        if isinstance(self.cloud, Engine):
+            return _entry(self.cloud)
+        facts = self.cloud.facts(None)
         assert facts is not None  # it was waited for
-        name = f"{facts.name} at {self.server.name}" if self.server else facts.name
-        return _entry(name, facts.weights or name, facts.max_rows, facts.forward_ms)
+        name = f"{facts.name} at {self.cloud.name}"
+        return ModelEntry(name=name, fingerprint=facts.weights or name, invariant_rows=0, forward_ms=())
 
 
 def compare(
@@ -214,7 +216,7 @@ def _describe(
         machine=f"{cpu_model()}, {os.cpu_count()} threads, {platform.system()}, Python {platform.python_version()}",
         versions={"skydraft": __version__} | {name: found for name in _PACKAGES if (found := installed(name))},
         command=request.command, target=target, vocab_fingerprint=edge.vocab.fingerprint,
-        draft=_entry(edge.name, edge.fingerprint, edge.invariant_rows, edge.forward_ms),
+        draft=_entry(edge),
         execution=execution, modes=request.modes, repetitions=request.repetitions,
         workload=workload.name, workload_sha256=workload.sha256, prompts=workload.prompts,
         emulated_rtt_ms=request.emulated_rtt_ms, think=request.think,
@@ -225,9 +227,9 @@ def _describe(
     )  # fmt: skip
 
 
-def _entry(name: str, fingerprint: str, max_rows: int, forward_ms: Iterable[float]) -> ModelEntry:
-    times = tuple(round(ms, 3) for ms in forward_ms)
-    return ModelEntry(name=name, fingerprint=fingerprint, invariant_rows=max_rows, forward_ms=times)
+def _entry(engine: Engine) -> ModelEntry:
+    times, rows = tuple(round(ms, 3) for ms in engine.forward_ms), engine.invariant_rows
+    return ModelEntry(name=engine.name, fingerprint=engine.fingerprint, invariant_rows=rows, forward_ms=times)
 
 
 def installed(package: str) -> str | None:

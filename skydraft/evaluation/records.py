@@ -40,7 +40,7 @@ class PromptEntry(Stored):
 
 
 class ModelEntry(Stored):
-    """`forward_ms[n - 1]` is the probed time of a forward of n rows."""
+    """`forward_ms[n - 1]` is the probed time of a forward of n rows; a server tells none, nor its rows."""
 
     name: str
     fingerprint: str

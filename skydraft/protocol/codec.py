@@ -34,7 +34,7 @@ _MAX_BEST = 20
 _MOST_VOCABULARY = 64 << 20  # bytes
 _FINISHES: dict[int, FinishReason | None] = {0: None, 1: "eos", 2: "stop_string", 3: "sentences", 4: "length"}
 _EXECUTIONS: dict[int, Execution] = {1: "exact", 2: "throughput"}
-_AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "execution", "forward_ms"}
+_AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "execution"}
 
 
 def digest(*token_ids: npt.NDArray[np.int32]) -> int:
@@ -316,7 +316,6 @@ def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
         vocabulary=zlib.compress(vocabulary) if vocabulary else b"",
         fingerprint=bytes.fromhex(info.fingerprint),
         execution=f"EXECUTION_{info.execution}".upper(),
-        forward_us=[round(ms * 1e3) for ms in info.forward_ms],
         **{name: getattr(info, name) for name in _AS_THEY_ARE},
     ).SerializeToString()
 
@@ -324,12 +323,11 @@ def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
 @reading("GetInfoReply")
 def decode_info(data: bytes) -> ServerInfo:
     message = pb.GetInfoReply.FromString(data)
-    sizes = message.vocab_size, message.context_len, message.max_rows, message.max_block, message.max_sessions
-    if min(*sizes, *message.forward_us, len(message.forward_us)) < 1:
-        raise ValueError("a size or a time is 0")
+    sizes = message.vocab_size, message.context_len, message.max_block, message.max_sessions
+    if min(sizes) < 1:
+        raise ValueError("a size is 0")
     same = {name: getattr(message, name) for name in _AS_THEY_ARE}
-    execution, forward_ms = _EXECUTIONS[message.execution], tuple(us / 1e3 for us in message.forward_us)
-    return ServerInfo(fingerprint=message.fingerprint.hex(), execution=execution, forward_ms=forward_ms, **same)
+    return ServerInfo(fingerprint=message.fingerprint.hex(), execution=_EXECUTIONS[message.execution], **same)
 
 
 @reading("GetInfoReply")

@@ -115,7 +115,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Sizes are in tokens and rows; `forward_ms[n - 1]` is the time of a forward of n rows at the load."""
+    """Sizes are in tokens."""
 
     version: str
     model: str
@@ -123,10 +123,7 @@ class ServerInfo:
     vocab_size: int
     context_len: int
     execution: Execution
-    max_rows: int
     max_block: int
     max_sessions: int
     num_sessions: int
-    invariant_rows: int
-    forward_ms: tuple[float, ...]
     weights: str = ""  # fingerprint of the model

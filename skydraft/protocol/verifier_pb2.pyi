@@ -213,19 +213,16 @@ class GetInfoRequest(_message.Message):
     def __init__(self, vocabulary: _Optional[bool] = ...) -> None: ...
 
 class GetInfoReply(_message.Message):
-    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_rows", "max_block", "max_sessions", "num_sessions", "invariant_rows", "forward_us", "weights", "vocabulary")
+    __slots__ = ("version", "model", "fingerprint", "vocab_size", "context_len", "execution", "max_block", "max_sessions", "num_sessions", "weights", "vocabulary")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
-    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_BLOCK_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    INVARIANT_ROWS_FIELD_NUMBER: _ClassVar[int]
-    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     version: str
@@ -234,12 +231,9 @@ class GetInfoReply(_message.Message):
     vocab_size: int
     context_len: int
     execution: Execution
-    max_rows: int
     max_block: int
     max_sessions: int
     num_sessions: int
-    invariant_rows: int
-    forward_us: _containers.RepeatedScalarFieldContainer[int]
     weights: str
     vocabulary: bytes
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_rows: _Optional[int] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., invariant_rows: _Optional[int] = ..., forward_us: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ..., vocabulary: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_len: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., max_block: _Optional[int] = ..., max_sessions: _Optional[int] = ..., num_sessions: _Optional[int] = ..., weights: _Optional[str] = ..., vocabulary: _Optional[bytes] = ...) -> None: ...

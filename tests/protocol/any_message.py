@@ -81,10 +81,9 @@ infos = st.builds(
     ServerInfo,
     fingerprint=fingerprints,
     execution=st.sampled_from(["exact", "throughput"]),
-    forward_ms=st.lists(between(0.001, 4e6), min_size=1, max_size=6).map(tuple),
     **dict.fromkeys(("version", "model", "weights"), texts),
-    **dict.fromkeys(("vocab_size", "context_len", "max_rows", "max_block", "max_sessions"), sizes),
-    **dict.fromkeys(("num_sessions", "invariant_rows"), numbers),
+    **dict.fromkeys(("vocab_size", "context_len", "max_block", "max_sessions"), sizes),
+    num_sessions=numbers,
 )
 
 

@@ -57,8 +57,7 @@ def test_a_verdict_comes_back_with_its_audit_its_cost_and_its_mark(
 @given(infos)
 def test_server_info_and_the_end_of_writing_come_back(info: ServerInfo) -> None:
     assert codec.decode_verdict(codec.encode_stopped(Stopped(info.num_sessions))) == (None, True, None)
-    forward_ms = tuple(round(ms * 1e3) / 1e3 for ms in info.forward_ms)
-    assert decode_info(encode_info(info)) == dataclasses.replace(info, forward_ms=forward_ms)
+    assert decode_info(encode_info(info)) == info
 
 
 def test_the_digest_is_the_crc_of_little_endian_words() -> None:

@@ -30,8 +30,6 @@ _UNSENDABLE = re.compile(r"[\0-\x20\x7f\ud800-\udfff]|.{2000}")  # in an address
 _LIFE = "/v1/models"  # of a server that is not known yet
 _QUESTION_S = 10.0  # timeout of questions about the model
 _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
-# Of a written token, until rounds have shown what it takes: a model of 7B to 70B takes 10 to 40 on a GPU.
-_WRITE_MS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +166,10 @@ class StockConnection:
         self.is_met = True
 
     async def learn(self, timeout_s: float) -> TargetFacts:
-        for _ in range(2):
-            await self.ping(timeout_s)
+        await self.ping(timeout_s)
         asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
         info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
-        return TargetFacts(info.model, named_weights(info.model), (_WRITE_MS,), 1)
+        return TargetFacts(info.model, named_weights(info.model))
 
     async def renew(self) -> None:
         """Make new connections for what is asked next; texts under way keep theirs."""
