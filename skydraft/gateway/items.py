@@ -171,7 +171,7 @@ class Turn(Checked):
     role: Annotated[Role, BeforeValidator(as_role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
+    tool_calls: Some[ChatCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it

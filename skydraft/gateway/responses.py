@@ -21,6 +21,7 @@ from skydraft.gateway.items import (
     Some,
     TextPart,
     ToolChoice,
+    ToolName,
     Turn,
     by_kind,
     calling_of,
@@ -58,7 +59,7 @@ class _Namespace(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: Literal["namespace"]
-    name: str
+    name: ToolName
     tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
 
 
@@ -97,6 +98,9 @@ class ResponsesRequest(Body):
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
+        for name in self.functions():
+            if len(name) > 128:  # with that of its namespace
+                raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
         spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
         functions = [
             tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}

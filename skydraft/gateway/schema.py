@@ -26,6 +26,7 @@ MAX_TURNS = 4096
 MAX_STOPS = 16
 MAX_BIASES = 1024  # and stop tokens
 MAX_LOGPROBS = 20  # of one place
+_MAX_CALLS = 256  # of a turn
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _OBJECT: Json = {"type": "object"}
@@ -202,6 +203,8 @@ class Ask:
         if not 0 < num <= MAX_TURNS:
             says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
             raise Refusal(400, f"{field}: {says}", param=field)
+        if any(len(turn.tool_calls or ()) > _MAX_CALLS for turn in self.turns):
+            raise Refusal(400, f"{field}: A turn has more than {_MAX_CALLS} calls.", param=field)
 
     @property
     def recordings(self) -> list[AudioPart]:
