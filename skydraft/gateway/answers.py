@@ -18,8 +18,8 @@ from skydraft.gateway.logprobs import both_logprobs, named_tokens
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import Body
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
-from skydraft.types import FinishReason, Score, StepRecord
+from skydraft.prompts.tool_calls import Piece
+from skydraft.types import FinishReason, Score, StepRecord, Token
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 _RECORD = (
@@ -65,11 +65,11 @@ class Choice:
     stats: Stats | None = None
     receipt: Receipt | None = None
 
-    def take(self, piece: CallText) -> WrittenCall:
+    def take(self, piece: Piece) -> WrittenCall:
         if piece.name:
             self.calls.append(WrittenCall(piece.name))
         call = self.calls[-1]
-        call.arguments += piece.arguments
+        call.arguments += piece.text
         call.is_whole = piece.is_last
         return call
 
@@ -161,7 +161,7 @@ class Answer(ABC):
                 ours |= {"notice": event.notices} if event.notices else {}
             joined = _joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
-            ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
+            ours |= {"text": text} if text != "".join(piece.text for piece in joined if piece.kind == "text") else {}
             yield Run(joined, scored, ours)
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
@@ -218,18 +218,17 @@ class ItemsAnswer(Answer):
         self._items: list[dict[str, Any]] = []
 
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        choice = self.choices[index]
         for piece in run.pieces:
-            if isinstance(piece, CallText):
-                yield from self._call(choice.take(piece), piece)
+            if piece.kind == "call":
+                yield from self._call(self.choices[index].take(piece), piece)
             else:
-                yield from self._add("text", piece) if isinstance(piece, str) else self._add("thinking", piece.text)
+                yield from self._add(piece.kind, piece.text)
 
     @abstractmethod
     def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]: ...
 
 
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
@@ -249,12 +248,8 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            joined[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
+        if last and last.kind == piece.kind and not piece.name:
+            joined[-1] = replace(piece, text=last.text + piece.text, name=last.name)
         else:
             joined.append(piece)
     return joined

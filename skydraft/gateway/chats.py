@@ -25,7 +25,6 @@ from skydraft.gateway.items import (
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
-from skydraft.prompts.tool_calls import CallText, ThoughtText
 from skydraft.types import Score
 
 
@@ -155,12 +154,12 @@ class ChatAnswer(Answer):
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
     """The run is added to its choice."""
-    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
-    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
+    text = "".join(piece.text for piece in run.pieces if piece.kind == "text")
+    thought = "".join(piece.text for piece in run.pieces if piece.kind == "thinking")
     calls = list[dict[str, Any]]()
-    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
+    for piece in (piece for piece in run.pieces if piece.kind == "call"):
         call = choice.take(piece)
-        more = {"function": {"arguments": piece.arguments}}
+        more = {"function": {"arguments": piece.text}}
         calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
     choice.text += text
     choice.thought += thought

@@ -25,7 +25,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
-from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
+from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Score, Token
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
@@ -82,7 +82,7 @@ class Ticket:
     label: str
     index: int
     events: Events
-    reader: Reader | None = None  # only its thread uses it, and changes the next two
+    reader: Reader  # only its thread uses it, and changes the next two
     pair: Pair | None = None
     generation: Generation | None = None
     has_begun: threading.Event = field(default_factory=threading.Event)
@@ -92,15 +92,15 @@ class Ticket:
     @property
     def is_done(self) -> bool:
         """Whether the only call that it may have is whole."""
-        return self.reader is not None and self.reader.is_done
+        return self.reader.is_done
 
     def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
         """The pieces that become certain with each token, up to the one that completes the only call."""
         for token in tokens:
             if self.is_done:
                 return
-            thought = [ThoughtText(token.reasoning)] if token.reasoning else []
-            yield [*thought, *(self.reader.push(token.text) if self.reader else filter(None, [token.text]))]
+            thought = [Piece(token.reasoning, "thinking")] if token.reasoning else []
+            yield thought + self.reader.push(token.text)
 
     def tell(self, event: Event) -> None:
         if not self.is_cancelled:
@@ -134,14 +134,14 @@ class Desk:
         return len(self._waiting)
 
     def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader | None] = lambda: None, *,
+        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader, *,
         streams: bool = False,
     ) -> tuple[list[Ticket], Events]:  # fmt: skip
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
         and CloudLost once the gateway stops.
 
-        `reader` makes what finds the calls in one choice, if it can have any. If the client `streams`, its first token
-        is sent before the second round begins.
+        `reader` makes what finds the calls in one choice. If the client `streams`, its first token is sent before the
+        second round begins.
         """
         if self._is_stopping:
             raise CloudLost("The gateway is shutting down.")
@@ -217,11 +217,10 @@ class Desk:
             ticket.has_begun.wait(_FIRST_TOKEN_S)
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
-        finish, left = generation.finish_reason, list[Piece]()
+        finish = generation.finish_reason
         if finish is None:
             return
-        if ticket.reader:
-            left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
+        left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
         if ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
         stats, scores = generation.stats, generation.scores_of_both()

@@ -34,7 +34,7 @@ from skydraft.gateway.items import (
 )
 from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
 from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops, check_served
-from skydraft.prompts.tool_calls import CallText
+from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
@@ -167,7 +167,7 @@ class MessagesAnswer(ItemsAnswer):
         self._items[-1][kind] += text
         yield self._event("delta", delta={"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})

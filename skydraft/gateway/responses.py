@@ -31,7 +31,7 @@ from skydraft.gateway.items import (
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
-from skydraft.prompts.tool_calls import CallText
+from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
@@ -185,7 +185,7 @@ class ResponsesAnswer(ItemsAnswer):
             part["logprobs"] = part["logprobs"] + scored["logprobs"]
         yield self._event(f"{name}.delta", **self._place, content_index=0, delta=text, **scored)
 
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.name:
             namespace, tool = self._functions[call.name]
             ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
@@ -193,7 +193,7 @@ class ResponsesAnswer(ItemsAnswer):
             yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
         self._items[-1]["arguments"] = call.arguments
         self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
-        yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
+        yield self._event("function_call_arguments.delta", **self._place, delta=piece.text)
 
     def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()

@@ -221,11 +221,11 @@ class Ask:
             return "tools"
         return "skydraft.grammar" if self.form is None else self.body.format_field
 
-    def reader(self) -> tool_calls.Reader | None:
-        """What finds the calls in one choice. None if it can have none."""
+    def reader(self) -> tool_calls.Reader:
+        """What finds the calls in one choice."""
         calling = self.calling
         if not calling.functions:
-            return None
+            return tool_calls.Reader()
         if calling.must or self.schema is not None:
             return tool_calls.EnforcedReader(single=not calling.parallel)
         tools = {each["name"]: each.get("parameters") for each in calling.functions}

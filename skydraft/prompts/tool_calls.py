@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import PromptError
@@ -40,23 +41,17 @@ _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": 
 
 
 @dataclass(frozen=True, slots=True)
-class CallText:
-    """A piece of a call. The first piece has the name of the tool; with the last one the arguments are an object."""
+class Piece:
+    """A piece of the answer's text, of what is thought before it, or of the arguments of a call.
 
-    arguments: str
-    name: str = ""
-    is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtText:
-    """A piece of what is thought before an answer."""
+    The first piece of a call has the name of the tool; with the last one the arguments are an object. A call that has
+    no last piece was cut.
+    """
 
     text: str
-
-
-# Text, a piece of a thought, or of a call; a call that has no last piece was cut.
-Piece: TypeAlias = str | ThoughtText | CallText
+    kind: Literal["text", "thinking", "call"] = "text"
+    name: str = ""
+    is_last: bool = False
 
 
 def writes_calls(vocab: Vocab) -> bool:
@@ -138,7 +133,10 @@ def _for_lark(schema: str) -> str:
 
 
 class Reader:
-    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call."""
+    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call.
+
+    This one finds no calls.
+    """
 
     def __init__(self, *, single: bool = False) -> None:
         self._held, self._single = "", single
@@ -161,11 +159,16 @@ class Reader:
         held, self._held = self._held, ""
         left = self._rest(held) if held and not self.is_done else []
         calls = self.push(thought[thought.index(_BEGIN) :]) if _BEGIN in thought else ()
-        return left + [each for each in calls if isinstance(each, CallText)]
+        return left + [each for each in calls if each.kind == "call"]
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""
-        raise NotImplementedError
+        self._release(len(self._held), said)
+        return False
+
+    def _release(self, length: int, said: list[Piece]) -> None:
+        said += [Piece(self._held[:length])] if length else []
+        self._held = self._held[length:]
 
     def _rest(self, held: str) -> list[Piece]:
         return []
@@ -214,7 +217,7 @@ class CallReader(Reader):
 
     def _rest(self, held: str) -> list[Piece]:
         ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
-        return [] if ends_call else [held]
+        return [] if ends_call else [Piece(held)]
 
     def _read_on(self, said: list[Piece]) -> bool:
         if self._object:
@@ -228,10 +231,6 @@ class CallReader(Reader):
         num_breaks = len(text) - len(text.rstrip("\n"))  # a call begins on a line of its own
         self._release(len(text) - min(num_breaks, _MAX_BREAKS), said)
         return self._may_call
-
-    def _release(self, length: int, said: list[Piece]) -> None:
-        said += [self._held[:length]] if length else []
-        self._held = self._held[length:]
 
     def _read_opening(self, said: list[Piece]) -> bool:
         if self._num_calls and (stray := _STRAY.match(self._held, 0, _MAX_HELD)):
@@ -275,24 +274,23 @@ class CallReader(Reader):
             self._release(read.at, said)
             return True
         self._held = self._held[read.at :]
-        said.append(CallText(*call, is_last=True))
+        said.append(call)
         self._num_calls += 1
         return True
 
 
-def _call_of(text: str, tools: Tools) -> tuple[str, str] | None:
-    """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `tools`."""
-    try:
+def _call_of(text: str, tools: Tools) -> Piece | None:
+    """A whole call; None if `text` describes a tool, or calls none of `tools`."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
         call = call_of(text, tools) if text.startswith(FUNCTION) else json.loads(text, strict=False)
-        if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
-            return None
+        is_call = "description" not in call and (len(call) == 1 or _ARGUMENTS & call.keys())
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
         given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # half of a character cannot be sent
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-    return (arguments, call["name"]) if call.get("name") in tools and isinstance(given, dict) else None
+        if is_call and call.get("name") in tools and isinstance(given, dict):
+            return Piece(arguments, "call", call["name"], is_last=True)
+    return None
 
 
 class EnforcedReader(Reader):
@@ -312,9 +310,8 @@ class EnforcedReader(Reader):
         if self._arguments:
             return self._read_arguments(self._arguments, said)
         if self._is_answer or (held and not self._num_calls and held[0] != "<"):
-            said += [held] if held else []
-            self._is_answer, self._held = True, ""
-            return False
+            self._is_answer = True
+            return super()._read_on(said)
         if head := _HEAD.match(held):
             self._name, self._arguments, self._held = json.loads(head[1]), _Object(0, ""), held[head.end() :]
         return head is not None
@@ -324,7 +321,7 @@ class EnforcedReader(Reader):
         text, self._held = self._held[: read.at], self._held[read.at :]
         read.at -= len(text)  # it may be past the end, where a backslash is the last character
         if text:
-            said.append(CallText(text, self._name, is_last))
+            said.append(Piece(text, "call", self._name, is_last))
             self._name = ""
         if is_last:
             self._arguments, self._num_calls = None, self._num_calls + 1
