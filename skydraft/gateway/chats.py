@@ -129,9 +129,10 @@ class ChatAnswer(Answer):
         """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
         if self._ask.prediction is None:
             return {}
-        stats = [(each.stats.num_right_copies, each.stats.num_copied_tokens) for each in self.choices if each.stats]
-        right, copied = map(sum, zip((0, 0), *stats, strict=True))
-        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
+        stats = [each.ended.stats for each in self.choices if each.ended]
+        right = sum(each.num_right_copies for each in stats)
+        wrong = sum(each.num_copied_tokens for each in stats) - right
+        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
 
     def whole(self) -> dict[str, Any]:
         choices = []

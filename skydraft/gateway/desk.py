@@ -38,8 +38,8 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 class Began:
     """A choice is about to be written, after the text `begins`. Scores are empty unless wanted."""
 
-    num_prompt_tokens: int
-    begins: str
+    num_prompt_tokens: int = 0
+    begins: str = ""
     prompt_scores: Seq[Score] = ()
 
 

@@ -157,7 +157,7 @@ class MessagesAnswer(ItemsAnswer):
         self._frame = {**kind, "model": self._body.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self.choices[0].began.num_prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
@@ -199,8 +199,8 @@ class MessagesAnswer(ItemsAnswer):
     def _ending(self) -> dict[str, Any]:
         (choice,) = self.choices
         reason = _REASONS.get(choice.finish_reason or "", "end_turn")
-        stops = choice.finish == "stop_string" and reason == "end_turn"
-        return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": choice.stop if stops else None}
+        stop = choice.ended.stop if choice.ended and choice.finish == "stop_string" and reason == "end_turn" else None
+        return {"stop_reason": reason if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage
