@@ -116,10 +116,8 @@ class Desk:
     """
 
     def __init__(self, pair: Pair, max_running: int, max_waiting: int, *, has_keys: bool = False) -> None:
-        self._pair = pair
-        self._num_places = max_running + max_waiting
-        self._places = Shares(self._num_places, apart=has_keys)
-        self._lanes = Shares(max_running, apart=has_keys, spare=1)  # the places in which tickets run
+        self._pair, self._has_keys = pair, has_keys
+        self._max_running, self._num_places = max_running, max_running + max_waiting
         self._waiting: list[Ticket] = []
         self._running: set[Ticket] = set()
         self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
@@ -132,6 +130,9 @@ class Desk:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def _shares(self, total: int, holders: Iterable[Ticket], spare: int | None = None) -> Shares:
+        return Shares(total, apart=self._has_keys, spare=spare, held=(ticket.label for ticket in holders))
 
     def submit(
         self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader, *,
@@ -148,9 +149,8 @@ class Desk:
         num_choices = len(requests)
         if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
-        if not self._places.may_take(label, num_choices):
+        if not self._shares(self._num_places, (*self._waiting, *self._running)).may_take(label, num_choices):
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
-        self._places.take(label, num_choices)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [Ticket(request, label, index, events, reader()) for index, request in enumerate(requests)]
         if not streams:
@@ -166,7 +166,6 @@ class Desk:
         ticket.has_begun.set()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-            self._places.give_back(ticket.label)
             return
         for under_way in (ticket.pair, ticket.generation):
             if under_way is not None:
@@ -174,17 +173,18 @@ class Desk:
                     under_way.cancel()
 
     def _start(self) -> None:
-        while (ticket := self._lanes.next_of(self._waiting, lambda ticket: ticket.label)) is not None:
+        while ticket := self._next():
             self._waiting.remove(ticket)
             self._running.add(ticket)
-            self._lanes.take(ticket.label)
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)
             future.add_done_callback(partial(self._end, ticket))
 
+    def _next(self) -> Ticket | None:
+        lanes = self._shares(self._max_running, self._running, spare=1)
+        return lanes.next_of(self._waiting, lambda ticket: ticket.label)
+
     def _end(self, ticket: Ticket, _: object) -> None:
         self._running.discard(ticket)
-        for shares in (self._lanes, self._places):
-            shares.give_back(ticket.label)
         self._start()
 
     def _run(self, ticket: Ticket) -> None:
