@@ -60,9 +60,8 @@ class ChatRequest(Body):
             prediction="".join(part.text for part in predicted.content) if predicted else None,
         )  # fmt: skip
 
-    def place(self, *numbers: int) -> str:
+    def place(self, number: int, *part: int) -> str:
         """What the client calls the content of a turn, or a part of it."""
-        number, *part = numbers
         return ".".join(map(str, ("messages", number, "content", *part)))
 
 

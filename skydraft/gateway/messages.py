@@ -62,8 +62,7 @@ class _Tool(BaseModel):
 
     @property
     def function(self) -> Json:
-        more = {"description": self.description} if self.description is not None else {}
-        return {"name": self.name, **more, "parameters": self.input_schema}
+        return self.model_dump(include={"name", "description"}, exclude_none=True) | {"parameters": self.input_schema}
 
 
 _AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
@@ -76,12 +75,9 @@ class _Choice(BaseModel):
 
     @property
     def meant(self) -> ToolChoice:
-        """Raises Refusal."""
         if self.type != "tool":
             return "required" if self.type == "any" else self.type
-        if self.name is None:
-            raise Refusal(400, "tool_choice.name: Input should be a valid string", param="tool_choice.name")
-        return NamedTool(type="function", name=self.name)
+        return NamedTool(type="function", name=self.name or "")
 
 
 class _Output(Checked):

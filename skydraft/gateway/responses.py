@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.items import (
     BY_KIND,
     MAX_TOOLS,
     CalledTool,
+    Checked,
     Content,
     Function,
     OtherTool,
@@ -55,9 +56,7 @@ class _Function(Function):
     type: Literal["function"]
 
 
-class _Namespace(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class _Namespace(Checked, extra="allow"):
     type: Literal["namespace"]
     name: ToolName
     tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
@@ -142,8 +141,7 @@ class ResponsesRequest(Body):
                 name, thoughts = known_as.get((item.namespace, item.name), item.name), []
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
-                parts = [TextPart(text=item.output)] if isinstance(item.output, str) else item.output or ()
-                turns.append(said("tool", *parts, call_id=item.call_id))
+                turns.append(said("tool", *item.output or (), call_id=item.call_id))
         return turns
 
 
@@ -251,7 +249,7 @@ class ResponsesAnswer(ItemsAnswer):
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
-        form = self._body.text and self._body.text.format
+        form = self._ask.form
         told = form.model_dump(mode="json", by_alias=True, exclude_unset=True) if form else {"type": "text"}
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")
