@@ -23,9 +23,8 @@ class Refusal(Exception):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
     ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
         self.message, self.param = message[:_MOST_CHARS], param and param[:_MOST_CHARS]  # may quote the client
-        self.retry_after_s = retry_after_s
 
     @property
     def body(self) -> dict[str, Any]:
