@@ -23,7 +23,6 @@ from skydraft.prompts.functions import FUNCTION, Tools, call_of, end_of
 from skydraft.prompts.messages import Message
 from skydraft.thinking import num_suspect
 
-MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _STRAY = re.compile(r"\s*\}")  # after the object of a call: small models write one bracket too many
 # After a call or none.
@@ -107,7 +106,7 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
     With `answer`, JSON of that schema may stand in place of calls. Raises PromptError where parameters are no object.
     """
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
-    rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
+    rules.append('calls: call ("\\n" call){0,7}' if parallel else "calls: call")
     names = [f"call_{number}" for number in range(len(tools))]
     rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "\\n{_END}"')
     for name, tool in zip(names, tools, strict=True):
@@ -118,9 +117,8 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
 
 
 def _schema_of(tool: Mapping[str, Any]) -> str:
-    given = tool.get("parameters") or {}
-    schema = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else given
-    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else ""
+    schema = {key: value for key, value in (tool.get("parameters") or {}).items() if value is not None}
+    kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
     # A tool takes no argument that its schema does not name; what other keywords name must not be forbidden here.
