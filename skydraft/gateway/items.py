@@ -137,9 +137,6 @@ def _as_call(call: Any) -> Any:
     return {**flat(call), "type": "function_call"} if isinstance(call, dict) else call
 
 
-ChatCall = Annotated[CalledTool, BeforeValidator(_as_call)]
-
-
 def _as_words(output: Any) -> Any:
     """What is neither text nor parts of a message, as JSON."""
     parts = output if isinstance(output, list) and output else [None]
@@ -170,7 +167,7 @@ class Turn(Checked):
     role: Annotated[Role, BeforeValidator(as_role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Some[ChatCall] | None = None
+    tool_calls: Some[Annotated[CalledTool, BeforeValidator(_as_call)]] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it

@@ -117,9 +117,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
 }  # fmt: skip
 # Options that are fields of the request itself, by our names and by OpenAI's; the key `skydraft` does not take them.
-OWN_FIELDS = {
-    "max_new_tokens": "max_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "logit_bias": "logit_bias",
-}  # fmt: skip
+OWN_FIELDS = {"max_new_tokens": "max_tokens"} | {name: name for name in ("stop", "stop_token_ids", "logit_bias")}
 
 
 _SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_not_found": "It has no type."}

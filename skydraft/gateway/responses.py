@@ -16,6 +16,7 @@ from skydraft.gateway.items import (
     Checked,
     Content,
     Function,
+    Json,
     OtherTool,
     Result,
     Skipped,
@@ -97,14 +98,12 @@ class ResponsesRequest(Body):
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
-        for name in self.functions():
+        spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
+        functions = list[Json]()
+        for name, (_, tool) in self.functions().items():
             if len(name) > 128:  # with that of its namespace
                 raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
-        spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
-        functions = [
-            tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}
-            for name, (_, tool) in self.functions().items()
-        ]
+            functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
         calling = calling_of(functions, itertools.chain(*spaces), self.tool_choice, self.parallel_tool_calls)
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return Ask(
