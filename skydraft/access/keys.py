@@ -62,9 +62,12 @@ class Keyring(FromFiles):
 
     def label(self, authorization: str | None) -> str:
         """The label of the token in an authorization header. Raises NotAuthorized."""
-        if self._path is None:
+        if (path := self._path) is None:
             return ANONYMOUS
-        self._reload(self._path)
+        now = self._clock()
+        if now - self._looked_at >= _RELOAD_S:
+            self._looked_at = now
+            self._labels = self._renewed(lambda: _read(path), self._labels, "tokens kept as they were")
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise NotAuthorized("This server requires a token.", hint="Give one with --cloud-token-file.")
@@ -74,13 +77,6 @@ class Keyring(FromFiles):
         if not labels:
             raise NotAuthorized("This server does not know this token.", hint="Ask the operator of the server.")
         return labels[0]
-
-    def _reload(self, path: Path) -> None:
-        now = self._clock()
-        if now - self._looked_at < _RELOAD_S:
-            return
-        self._looked_at = now
-        self._labels = self._renewed(lambda: _read(path), self._labels, "tokens kept as they were")
 
 
 def _read(path: Path) -> dict[str, str]:

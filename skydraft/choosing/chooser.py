@@ -10,6 +10,7 @@ from skydraft.choosing.sampling import no_number, sample
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DecodingParams
 from skydraft.engines.vocab import Mask, TokenIds, Vocab
+from skydraft.thinking import Place
 
 Row: TypeAlias = npt.NDArray[Any]
 
@@ -70,12 +71,10 @@ class Chooser:
         if not self._constraints:
             return row
         edited, text = row.copy(), prefix[self._prompt_len :]
-        place = self._thinking.at(text) if self._thinking else None
+        place = self._thinking.at(text) if self._thinking else Place()
         for constraint, is_of_answer in self._constraints:
-            if not (is_of_answer and place):
-                constraint(edited, prefix, text)
-            elif not place.thinks:
-                constraint(edited, prefix, text[place.start :])
+            if not (is_of_answer and place.thinks):
+                constraint(edited, prefix, text[place.start if is_of_answer else 0 :])
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:

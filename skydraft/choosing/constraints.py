@@ -41,19 +41,17 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
             raise OptionError(f"{name}: the vocabulary of {vocab.size} tokens has no id {last}.")
     if params.shapes_chinese:
         check_chinese(vocab)
+    window = params.penalty_window
     wanted: list[tuple[object, bool, Callable[[DecodingParams, Vocab], Constraint]]] = [
         (params.min_call_prob, True, _no_unlikely_call),  # by the raw row
-        (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty, p.penalty_window)),
+        (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty, window)),
         (params.frequency_penalty or params.presence_penalty, False, _occurrence_penalty),
         (params.logit_bias, False, _logit_bias),
         (params.no_repeat_ngram_size, False, lambda p, _: _no_repeat(p.no_repeat_ngram_size)),
         (params.min_new_tokens, True, _no_early_end),
         (params.no_adjacent_repeat, True, _no_adjacent_repeat),
         (params.content_ngram_size, True, lambda p, v: _no_repeat(p.content_ngram_size, v.classes.content)),
-        (
-            params.content_penalty != 1, True,
-            lambda p, v: _penalty(p.content_penalty, p.penalty_window, v.classes.content),
-        ),
+        (params.content_penalty != 1, True, lambda p, v: _penalty(p.content_penalty, window, v.classes.content)),
         (params.comma_gap or params.full_stop_gap, True, _no_early_punctuation),
     ]  # fmt: skip
     return [(make(params, vocab), is_of_answer) for is_on, is_of_answer, make in wanted if is_on]

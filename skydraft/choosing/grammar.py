@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from weakref import ref
@@ -47,7 +48,7 @@ LIMITS: dict[str, int | bool] = {
 STACK_BYTES = 256 * 2**20  # rules that name rules are followed down; only what is used is ever there
 _SECONDS, _WALL_S, _BYTES = 1, 20, 2**30
 _ENDS = [getattr(signal, name, None) for name in ("SIGXCPU", "SIGSEGV", "SIGABRT", "SIGBUS")]  # of a grammar's child
-# The vocabulary is that of all bytes, so that this says nothing of a model.
+# Its vocabulary is llguidance's own of all bytes, so that this says nothing of a model.
 _CHILD = f"""
 import json, os, sys, threading
 import llguidance
@@ -61,15 +62,8 @@ except (ImportError, OSError, ValueError, AttributeError):
     pass
 request = json.load(sys.stdin)
 
-class Bytes:
-    is_tokenizer_wrapper, eos_token_id, bos_token_id, special_token_ids = True, 256, None, []
-    tokens = [bytes([value]) for value in range(256)] + [b""]
-
-    def __call__(self, text):
-        return list(text.encode())
-
 def check():
-    tokenizer = llguidance.LLTokenizer(Bytes(), eos_token=256, slices=[])
+    tokenizer = llguidance.LLTokenizer("byte", slices=[])
     limits = llguidance.LLParserLimits(**request["limits"])
     matcher = llguidance.LLMatcher(tokenizer, request["grammar"], log_level=0, limits=limits)
     if not matcher.is_error():
@@ -100,12 +94,10 @@ class Spelling:
     def __call__(self, text: str) -> list[int]:
         """Tokens that spell `text`: by the vocabulary's tokenizer, or byte by byte where that spells another text."""
         wanted, vocab = text.encode(), self._vocab()
-        try:
+        with suppress(Exception):  # an engine that was closed; an error here would end llguidance's work for good
             token_ids = list(vocab.encode(text)) if vocab else []
-        except Exception:  # an engine that was closed; an error in a callback would end llguidance's work for good
-            token_ids = []
-        if b"".join(self.tokens[token_id] for token_id in token_ids) == wanted:
-            return token_ids
+            if b"".join(self.tokens[token_id] for token_id in token_ids) == wanted:
+                return token_ids
         return [self.single[byte] for byte in wanted]
 
 

@@ -133,19 +133,12 @@ def _gumbel(words: Words) -> Floats:
 
 def _words(seed: int, position: int, token_ids: npt.NDArray[Any]) -> Words:
     """SplitMix64 of each token, from a state that is the hash of seed and position."""
-    words: Words = token_ids.astype(np.uint64)
-    words += np.uint64(1)
-    words *= np.uint64(_STEP)
-    words += np.uint64(_mixed(_mixed(seed & _MASK) + position))
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(_MIX_A)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(_MIX_B)
-    words ^= words >> np.uint64(31)
+    words: Words = _mixed(token_ids.astype(np.uint64) * _STEP + _mixed(_mixed(seed) + position))
     return words
 
 
-def _mixed(word: int) -> int:
+def _mixed(word: Any) -> Any:
+    """The word, or array of words, that follows each."""
     word = (word + _STEP) & _MASK
     word = ((word ^ (word >> 30)) * _MIX_A) & _MASK
     word = ((word ^ (word >> 27)) * _MIX_B) & _MASK

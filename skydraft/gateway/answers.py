@@ -9,17 +9,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from skydraft.decoding.receipt import ITS_OWN, Receipt
+from skydraft.decoding.receipt import ITS_OWN
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import Stats
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.logprobs import both_logprobs, named_tokens
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import Body
-from skydraft.prompts.tool_calls import CallText, Piece, ThoughtText
-from skydraft.types import FinishReason, Score, StepRecord
+from skydraft.prompts.tool_calls import Piece
+from skydraft.types import FinishReason, Score, StepRecord, Token
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
 _RECORD = (
@@ -48,30 +47,29 @@ class Run:
 
 @dataclass
 class Choice:
-    """One choice so far. `prefix` is the prompt, if it is echoed; `stop` is the stop string that ended it, or ""."""
+    """One choice so far. `prefix` is the prompt, if it is echoed."""
 
     prefix: str = ""
     text: str = ""
     thought: str = ""
     calls: list[WrittenCall] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    begins: str = ""  # the text of the tokens with which it was to begin
+    tokens: list[Token] = field(default_factory=list)
     both: dict[str, Any] = field(default_factory=dict)  # log-probabilities by both models, if they are wanted
-    num_prompt_tokens: int = 0
-    finish: FinishReason | None = None
-    stop: str = ""
-    stats: Stats | None = None
-    receipt: Receipt | None = None
+    began: Began = field(default_factory=Began)
+    ended: Ended | None = None
 
-    def take(self, piece: CallText) -> WrittenCall:
+    def take(self, piece: Piece) -> WrittenCall:
         if piece.name:
             self.calls.append(WrittenCall(piece.name))
         call = self.calls[-1]
-        call.arguments += piece.arguments
+        call.arguments += piece.text
         call.is_whole = piece.is_last
         return call
+
+    @property
+    def finish(self) -> FinishReason | None:
+        return self.ended.finish if self.ended else None
 
     @property
     def finish_reason(self) -> str | None:
@@ -83,11 +81,11 @@ class Choice:
     @property
     def figures(self) -> dict[str, Any]:
         """What it took, once it has ended. By model: which tokens it wrote, what servers read and wrote, the cost."""
-        stats, receipt = self.stats, self.receipt
-        assert stats and receipt
-        num_cloud = sum(origin in ITS_OWN for origin in self.origins)
+        assert self.ended
+        stats, receipt = self.ended.stats, self.ended.receipt
+        num_cloud = sum(token.origin in ITS_OWN for token in self.tokens)
         read = {"tokens_in": stats.tokens_in, "tokens_hit": stats.tokens_hit, "tokens_out": stats.tokens_out}
-        edge = {"completion_tokens": len(self.origins) - num_cloud, "cost": 0.0}
+        edge = {"completion_tokens": len(self.tokens) - num_cloud, "cost": 0.0}
         cloud = {"completion_tokens": num_cloud, **read, "cost": stats.cost}
         usage = {"edge": edge, "cloud": cloud}
         return {"stats": asdict(stats), "receipt": asdict(receipt), "usage": usage} | self.both
@@ -120,17 +118,15 @@ class Answer(ABC):
         if isinstance(event, Exception):
             raise event
         if isinstance(event, Began):
-            choice.num_prompt_tokens = event.num_prompt_tokens
-            choice.begins = event.begins
+            choice.began = event
             choice.scores += self._wanted(event.prompt_scores)
         elif isinstance(event, Wrote):
             for run in self._runs(choice, event):
                 yield from self._write(index, run)
         elif isinstance(event, Ended):
-            choice.finish, choice.stop = event.finish, event.stop
-            choice.stats, choice.receipt = event.stats, event.receipt
+            choice.ended = event
             if (num_best := self._body.choice.logprobs) is not None:
-                num_tokens = len(choice.token_ids)
+                num_tokens = len(choice.tokens)
                 choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
@@ -148,10 +144,9 @@ class Answer(ABC):
             scored = self._wanted(itertools.islice(scores, len(tokens)))
             if not self.scores_thoughts:
                 scored = scored[max(event.done.record.num_reasoning - first, 0) :]
-            begins = {"begins": choice.begins} if choice.begins and not choice.token_ids else {}
+            begins = {"begins": choice.began.begins} if choice.began.begins and not choice.tokens else {}
             choice.scores += scored
-            choice.token_ids += [token.token_id for token in tokens]
-            choice.origins += [token.origin for token in tokens]
+            choice.tokens += tokens
             ours = begins | {"origin": tokens[0].origin, "round": tokens[0].round, "reason": event.done.record.reason}
             ours |= {"num_tokens": len(tokens)}
             ours |= named_tokens(tokens, first, event.done) if self._body.choice.token_ids else {}
@@ -161,7 +156,7 @@ class Answer(ABC):
                 ours |= {"notice": event.notices} if event.notices else {}
             joined = _joined(itertools.chain(*pieces))
             text = "".join(token.text for token in tokens)
-            ours |= {"text": text} if text != "".join(piece for piece in joined if isinstance(piece, str)) else {}
+            ours |= {"text": text} if text != "".join(piece.text for piece in joined if piece.kind == "text") else {}
             yield Run(joined, scored, ours)
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
@@ -178,14 +173,14 @@ class Answer(ABC):
     @property
     def usage(self) -> tuple[int, int, int]:
         """Tokens of the prompts, each once for all its choices; of the first, how many were kept; tokens written."""
-        each, numbers = self._body.n or 1, [choice.num_prompt_tokens for choice in self.choices]
-        stats = self.choices[0].stats
-        cached = max(stats.cached_tokens.edge, stats.cached_tokens.cloud) if stats else 0
-        return sum(numbers[::each]), min(cached, numbers[0]), sum(len(choice.token_ids) for choice in self.choices)
+        each, numbers = self._body.n or 1, [choice.began.num_prompt_tokens for choice in self.choices]
+        ended = self.choices[0].ended
+        cached = max(ended.stats.cached_tokens.edge, ended.stats.cached_tokens.cloud) if ended else 0
+        return sum(numbers[::each]), min(cached, numbers[0]), sum(len(choice.tokens) for choice in self.choices)
 
     @property
     def num_reasoning(self) -> int:
-        return sum(choice.stats.num_reasoning_tokens for choice in self.choices if choice.stats)
+        return sum(choice.ended.stats.num_reasoning_tokens for choice in self.choices if choice.ended)
 
     @staticmethod
     def refused(refusal: Refusal) -> dict[str, Any]:
@@ -205,9 +200,10 @@ class Answer(ABC):
         return f"{name}data: {text}\n\n".encode()
 
     def _ours(self, choice: Choice) -> dict[str, Any]:
-        ours = self._left_out | {"origins": choice.origins, "finish_reason": choice.finish} | choice.figures
-        ours |= {"begins": choice.begins} if choice.begins else {}
-        return ours | ({"token_ids": choice.token_ids} if self._body.choice.token_ids else {})
+        origins, ids = [token.origin for token in choice.tokens], [token.token_id for token in choice.tokens]
+        ours = self._left_out | {"origins": origins, "finish_reason": choice.finish} | choice.figures
+        ours |= {"begins": choice.began.begins} if choice.began.begins else {}
+        return ours | ({"token_ids": ids} if self._body.choice.token_ids else {})
 
 
 class ItemsAnswer(Answer):
@@ -218,18 +214,17 @@ class ItemsAnswer(Answer):
         self._items: list[dict[str, Any]] = []
 
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        choice = self.choices[index]
         for piece in run.pieces:
-            if isinstance(piece, CallText):
-                yield from self._call(choice.take(piece), piece)
+            if piece.kind == "call":
+                yield from self._call(self.choices[index].take(piece), piece)
             else:
-                yield from self._add("text", piece) if isinstance(piece, str) else self._add("thinking", piece.text)
+                yield from self._add(piece.kind, piece.text)
 
     @abstractmethod
     def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]: ...
 
     @abstractmethod
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]: ...
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]: ...
 
 
 def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
@@ -249,12 +244,8 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
-        if isinstance(piece, str) and isinstance(last, str):
-            joined[-1] = last + piece
-        elif isinstance(piece, ThoughtText) and isinstance(last, ThoughtText):
-            joined[-1] = ThoughtText(last.text + piece.text)
-        elif isinstance(piece, CallText) and isinstance(last, CallText) and not piece.name:
-            joined[-1] = CallText(last.arguments + piece.arguments, last.name, piece.is_last)
+        if last and last.kind == piece.kind and not piece.name:
+            joined[-1] = replace(piece, text=last.text + piece.text, name=last.name)
         else:
             joined.append(piece)
     return joined

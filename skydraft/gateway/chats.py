@@ -25,7 +25,6 @@ from skydraft.gateway.items import (
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
-from skydraft.prompts.tool_calls import CallText, ThoughtText
 from skydraft.types import Score
 
 
@@ -61,9 +60,8 @@ class ChatRequest(Body):
             prediction="".join(part.text for part in predicted.content) if predicted else None,
         )  # fmt: skip
 
-    def place(self, *numbers: int) -> str:
+    def place(self, number: int, *part: int) -> str:
         """What the client calls the content of a turn, or a part of it."""
-        number, *part = numbers
         return ".".join(map(str, ("messages", number, "content", *part)))
 
 
@@ -130,9 +128,10 @@ class ChatAnswer(Answer):
         """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
         if self._ask.prediction is None:
             return {}
-        stats = [(each.stats.num_right_copies, each.stats.num_copied_tokens) for each in self.choices if each.stats]
-        right, copied = map(sum, zip((0, 0), *stats, strict=True))
-        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": copied - right}
+        stats = [each.ended.stats for each in self.choices if each.ended]
+        right = sum(each.num_right_copies for each in stats)
+        wrong = sum(each.num_copied_tokens for each in stats) - right
+        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
 
     def whole(self) -> dict[str, Any]:
         choices = []
@@ -155,12 +154,12 @@ class ChatAnswer(Answer):
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
     """The run is added to its choice."""
-    text = "".join(piece for piece in run.pieces if isinstance(piece, str))
-    thought = "".join(piece.text for piece in run.pieces if isinstance(piece, ThoughtText))
+    text = "".join(piece.text for piece in run.pieces if piece.kind == "text")
+    thought = "".join(piece.text for piece in run.pieces if piece.kind == "thinking")
     calls = list[dict[str, Any]]()
-    for piece in (piece for piece in run.pieces if isinstance(piece, CallText)):
+    for piece in (piece for piece in run.pieces if piece.kind == "call"):
         call = choice.take(piece)
-        more = {"function": {"arguments": piece.arguments}}
+        more = {"function": {"arguments": piece.text}}
         calls.append({"index": len(choice.calls) - 1, **(_as_chats(call) if piece.name else more)})
     choice.text += text
     choice.thought += thought

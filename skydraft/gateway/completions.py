@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from skydraft.gateway.answers import Choice
 from skydraft.gateway.chats import ChatAnswer
@@ -15,6 +15,17 @@ from skydraft.gateway.refusals import NOT_SERVED, instead
 from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, Ask, Body, MaxTokens, TokenIds
 from skydraft.types import Score
 
+_Prompt = Annotated[str, Field(strict=True)] | TokenIds
+
+
+def _listed(prompt: Any) -> Any:
+    """One prompt, a text or token ids, is a list of one."""
+    is_one = not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int))
+    return [prompt] if is_one else prompt
+
+
+_NO_SCORES = BeforeValidator(lambda value: None if value is False else value)
+
 
 class TextRequest(Body):
     not_served: ClassVar[Mapping[str, str]] = {
@@ -22,24 +33,11 @@ class TextRequest(Body):
     }  # fmt: skip
     prompt_field: ClassVar[str] = "prompt"
 
-    prompt: Annotated[Some[Annotated[str, Field(strict=True)] | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
+    prompt: Annotated[Some[_Prompt], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
     max_tokens: MaxTokens | Literal[0] = None
     echo: bool | None = None
     # False asks for none; 0 asks for those of the chosen tokens.
-    logprobs: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None,
-        BeforeValidator(lambda value: None if value is False else value),
-    ] = None
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _check_prompt(cls, prompt: Any) -> Any:
-        """One prompt, a text or token ids, is a list of one."""
-        if not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int)):
-            return [prompt]
-        if len(prompt) > MAX_CHOICES:
-            raise ValueError(f"1 to {MAX_CHOICES} prompts at once")
-        return prompt
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS), _NO_SCORES] = None
 
     def to_ask(self) -> Ask:
         return Ask(

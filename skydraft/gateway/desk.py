@@ -25,7 +25,7 @@ from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
-from skydraft.prompts.tool_calls import Piece, Reader, ThoughtText
+from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Score, Token
 
 _FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
@@ -38,8 +38,8 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 class Began:
     """A choice is about to be written, after the text `begins`. Scores are empty unless wanted."""
 
-    num_prompt_tokens: int
-    begins: str
+    num_prompt_tokens: int = 0
+    begins: str = ""
     prompt_scores: Seq[Score] = ()
 
 
@@ -82,7 +82,7 @@ class Ticket:
     label: str
     index: int
     events: Events
-    reader: Reader | None = None  # only its thread uses it, and changes the next two
+    reader: Reader  # only its thread uses it, and changes the next two
     pair: Pair | None = None
     generation: Generation | None = None
     has_begun: threading.Event = field(default_factory=threading.Event)
@@ -92,15 +92,15 @@ class Ticket:
     @property
     def is_done(self) -> bool:
         """Whether the only call that it may have is whole."""
-        return self.reader is not None and self.reader.is_done
+        return self.reader.is_done
 
     def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
         """The pieces that become certain with each token, up to the one that completes the only call."""
         for token in tokens:
             if self.is_done:
                 return
-            thought = [ThoughtText(token.reasoning)] if token.reasoning else []
-            yield [*thought, *(self.reader.push(token.text) if self.reader else filter(None, [token.text]))]
+            thought = [Piece(token.reasoning, "thinking")] if token.reasoning else []
+            yield thought + self.reader.push(token.text)
 
     def tell(self, event: Event) -> None:
         if not self.is_cancelled:
@@ -116,10 +116,8 @@ class Desk:
     """
 
     def __init__(self, pair: Pair, max_running: int, max_waiting: int, *, has_keys: bool = False) -> None:
-        self._pair = pair
-        self._num_places = max_running + max_waiting
-        self._places = Shares(self._num_places, apart=has_keys)
-        self._lanes = Shares(max_running, apart=has_keys, spare=1)  # the places in which tickets run
+        self._pair, self._has_keys = pair, has_keys
+        self._max_running, self._num_places = max_running, max_running + max_waiting
         self._waiting: list[Ticket] = []
         self._running: set[Ticket] = set()
         self._pool = ThreadPoolExecutor(max_running, thread_name_prefix="generation")
@@ -133,24 +131,26 @@ class Desk:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def _shares(self, total: int, holders: Iterable[Ticket], spare: int | None = None) -> Shares:
+        return Shares(total, apart=self._has_keys, spare=spare, held=(ticket.label for ticket in holders))
+
     def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader | None] = lambda: None, *,
+        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader, *,
         streams: bool = False,
     ) -> tuple[list[Ticket], Events]:  # fmt: skip
         """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
         and CloudLost once the gateway stops.
 
-        `reader` makes what finds the calls in one choice, if it can have any. If the client `streams`, its first token
-        is sent before the second round begins.
+        `reader` makes what finds the calls in one choice. If the client `streams`, its first token is sent before the
+        second round begins.
         """
         if self._is_stopping:
             raise CloudLost("The gateway is shutting down.")
         num_choices = len(requests)
         if num_choices > self._num_places:
             raise Refusal(400, f"There is room for {self._num_places} choices at most.", param="n")
-        if not self._places.may_take(label, num_choices):
+        if not self._shares(self._num_places, (*self._waiting, *self._running)).may_take(label, num_choices):
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
-        self._places.take(label, num_choices)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [Ticket(request, label, index, events, reader()) for index, request in enumerate(requests)]
         if not streams:
@@ -166,7 +166,6 @@ class Desk:
         ticket.has_begun.set()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-            self._places.give_back(ticket.label)
             return
         for under_way in (ticket.pair, ticket.generation):
             if under_way is not None:
@@ -174,17 +173,18 @@ class Desk:
                     under_way.cancel()
 
     def _start(self) -> None:
-        while (ticket := self._lanes.next_of(self._waiting, lambda ticket: ticket.label)) is not None:
+        while ticket := self._next():
             self._waiting.remove(ticket)
             self._running.add(ticket)
-            self._lanes.take(ticket.label)
             future = asyncio.get_running_loop().run_in_executor(self._pool, self._run, ticket)
             future.add_done_callback(partial(self._end, ticket))
 
+    def _next(self) -> Ticket | None:
+        lanes = self._shares(self._max_running, self._running, spare=1)
+        return lanes.next_of(self._waiting, lambda ticket: ticket.label)
+
     def _end(self, ticket: Ticket, _: object) -> None:
         self._running.discard(ticket)
-        for shares in (self._lanes, self._places):
-            shares.give_back(ticket.label)
         self._start()
 
     def _run(self, ticket: Ticket) -> None:
@@ -217,11 +217,10 @@ class Desk:
             ticket.has_begun.wait(_FIRST_TOKEN_S)
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
-        finish, left = generation.finish_reason, list[Piece]()
+        finish = generation.finish_reason
         if finish is None:
             return
-        if ticket.reader:
-            left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
+        left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
         if ticket.is_done:  # whatever else the last token was
             finish = "interrupted"
         stats, scores = generation.stats, generation.scores_of_both()

@@ -98,9 +98,9 @@ class Doorkeeper:
         if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may go by the other one
             raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
-        if self._authorize is None and not _is_this_machine(host):
+        if self._authorize is None and not is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower())):  # without the port
             message = (
-                "Without API keys the gateway answers only to http://localhost. For other hosts give it --api-key-file."
+                "Without API keys the gateway answers to http://localhost alone. Give it --api-key-file for others."
             )
             raise Refusal(403, message, code="wrong_host")
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
@@ -128,7 +128,3 @@ class Doorkeeper:
 
 def _needs_key(scope: Scope) -> bool:
     return str(scope["path"]).startswith(_CLOSED) and scope["method"] != "OPTIONS"
-
-
-def _is_this_machine(host: str) -> bool:
-    return is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower()))  # without the port

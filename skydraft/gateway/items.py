@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import Role
@@ -29,25 +29,26 @@ _KINDS = {
     "thinking": "redacted_thinking reasoning server_tool_use program fallback",
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *names.split())}
+# Where others have their words: a tool that a search has found; all that is left of earlier turns.
+_SAID_IN = {"tool_reference": "tool_name", "compaction": "content", "refusal": "refusal"}
 _LEFT_OUT = re.compile(r"(.+_)?compaction|.+_(call|output|snapshot|tools|trigger|update|tool_result)|mcp_approval_.+")
 
 
 def _by_kind(item: Any) -> Any:
     """An item with its kind as its type; what is text, though its type is another, as text."""
-    if not isinstance(item, dict):
-        return item
-    name, source = item.get("type", "message" if "role" in item else None), item.get("source")
-    source = source if isinstance(source, dict) and name == "document" else {}
+    name = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
     if not isinstance(name, str):
         return item
+    source = item.get("source") if name == "document" else {}
+    source = source if isinstance(source, dict) else {}
     told: Any = None
     if source.get("type") == "text":
         said = (item.get("title"), item.get("context"), source.get("data"))
         told = "\n".join(text for text in said if text and isinstance(text, str))
     elif source.get("type") == "content" or name == "search_result":
         told = json.dumps(item, ensure_ascii=False)
-    elif name in ("tool_reference", "compaction"):  # a tool that a search has found; all that is left of earlier turns
-        told = item.get("tool_name", item.get("content"))
+    elif name in _SAID_IN:
+        told = item.get(_SAID_IN[name])
     if told is not None:
         return {"type": "text", "text": told}
     # A tool that has no name is called by its type.
@@ -72,11 +73,6 @@ def flat(item: Any) -> Any:
 class TextPart(Checked):
     type: Literal["text"] = "text"
     text: str
-
-
-class RefusalPart(Checked):
-    type: Literal["refusal"]
-    text: str = Field(alias="refusal")
 
 
 class InputAudio(Checked):
@@ -116,8 +112,11 @@ class Skipped(Checked):
 
 # The content of a message is a list of parts; a text is one.
 IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
-Part = Annotated[TextPart | RefusalPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
+Part = Annotated[TextPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
+
+
+_ARGUMENTS = AliasChoices("arguments", "input", "action", "operation")
 
 
 class CalledTool(Checked):
@@ -127,10 +126,8 @@ class CalledTool(Checked):
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
-    arguments: str | dict[str, Any] | None = Field(
-        None, validation_alias=AliasChoices("arguments", "input", "action", "operation")
-    )
-    output: str | None = None  # of a server's own tool
+    arguments: str | Json | None = Field(None, validation_alias=_ARGUMENTS)
+    output: Content | None = None  # of a server's own tool
 
     def as_chat(self) -> dict[str, Any]:
         return {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
@@ -140,21 +137,20 @@ def _as_call(call: Any) -> Any:
     return {**flat(call), "type": "function_call"} if isinstance(call, dict) else call
 
 
-ChatCall = Annotated[CalledTool, BeforeValidator(_as_call)]
+def _as_words(output: Any) -> Any:
+    """What is neither text nor parts of a message, as JSON."""
+    parts = output if isinstance(output, list) and output else [None]
+    is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
+    return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
+
+
+_Output = Annotated[Content | None, BeforeValidator(_as_words)]
 
 
 class Result(Checked):
     type: Literal["function_call_output"]
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
-    output: Content | None = Field(None, validation_alias=AliasChoices("output", "content"))
-
-    @field_validator("output", mode="before")
-    @classmethod
-    def _as_words(cls, output: Any) -> Any:
-        """What is neither text nor parts of a message, as JSON."""
-        parts = output if isinstance(output, list) and output else [None]
-        is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-        return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
+    output: _Output = Field(None, validation_alias=AliasChoices("output", "content"))
 
 
 def as_role(given: Any) -> Any:
@@ -171,7 +167,7 @@ class Turn(Checked):
     role: Annotated[Role, BeforeValidator(as_role)]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[Some[ChatCall], Field(max_length=256)] | None = None
+    tool_calls: Some[Annotated[CalledTool, BeforeValidator(_as_call)]] | None = None
     tool_call_id: str | None = None
     reasoning_content: Thought = None
     reasoning: Thought = None  # the same, as others call it
@@ -191,8 +187,8 @@ def said(role: str, *parts: Any, calls: Iterable[CalledTool] = (), call_id: str 
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
-class Function(Checked):
-    model_config = ConfigDict(extra="allow", frozen=True)  # the chat template is given all, these first
+class Function(Checked, extra="allow"):
+    """The chat template is given all fields, these first."""
 
     name: ToolName
     description: Any = None
@@ -204,10 +200,8 @@ class Tool(Checked):
     function: Function
 
 
-class OtherTool(Checked):
+class OtherTool(Checked, extra="allow"):
     """A tool that only its maker's server can run, or that takes no JSON. It is left out."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
 
     type: str = Field(max_length=64)
 
@@ -244,13 +238,10 @@ def _as_choice(choice: Any) -> Any:
     return kind if kind in _WORDS else flat(choice)
 
 
-_WORDS = ("none", "auto", "required")
-
-
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")] | None,
-    BeforeValidator(_as_choice),
-]
+_Word = Literal["none", "auto", "required"]
+_WORDS = get_args(_Word)
+_SomeTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
+ToolChoice = Annotated[_Word | _SomeTools | None, BeforeValidator(_as_choice)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +253,6 @@ class Calling:
     must: bool = False
     parallel: bool = True
     others: Seq[str] = ()
-
-
-NO_CALLS = Calling()
 
 
 def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:

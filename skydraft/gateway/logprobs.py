@@ -4,6 +4,7 @@ import codecs
 import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +17,9 @@ _LEAST = -9999.0  # JSON has no infinity
 
 def _token_text(data: bytes) -> str:
     """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
-    try:
+    with suppress(UnicodeDecodeError):
         return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def token_logprobs(vocab: Vocab, scores: Seq[Score], *, has_ids: bool = False) -> list[dict[str, Any]]:
@@ -41,12 +41,9 @@ def both_logprobs(
 ) -> dict[str, list[dict[str, Any] | None]]:
     """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
 
-    def told(score: Score | None) -> dict[str, Any] | None:
-        if score is None:
-            return None
-        return token_logprobs(vocab, [replace(score, best=score.best[:num_best])], has_ids=True)[0]
-
-    return {side: list(map(told, each[:num_tokens])) for side, each in zip(("draft", "target"), scores, strict=True)}
+    cut = [[each and replace(each, best=each.best[:num_best]) for each in side[:num_tokens]] for side in scores]
+    told = [[token_logprobs(vocab, [each], has_ids=True)[0] if each else None for each in side] for side in cut]
+    return dict(zip(("draft", "target"), told, strict=True))
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from skydraft.gateway.items import (
 )
 from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
 from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops, check_served
-from skydraft.prompts.tool_calls import CallText
+from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
@@ -62,8 +62,7 @@ class _Tool(BaseModel):
 
     @property
     def function(self) -> Json:
-        more = {"description": self.description} if self.description is not None else {}
-        return {"name": self.name, **more, "parameters": self.input_schema}
+        return self.model_dump(include={"name", "description"}, exclude_none=True) | {"parameters": self.input_schema}
 
 
 _AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
@@ -76,12 +75,9 @@ class _Choice(BaseModel):
 
     @property
     def meant(self) -> ToolChoice:
-        """Raises Refusal."""
         if self.type != "tool":
             return "required" if self.type == "any" else self.type
-        if self.name is None:
-            raise Refusal(400, "tool_choice.name: Input should be a valid string", param="tool_choice.name")
-        return NamedTool(type="function", name=self.name)
+        return NamedTool(type="function", name=self.name or "")
 
 
 class _Output(Checked):
@@ -157,7 +153,7 @@ class MessagesAnswer(ItemsAnswer):
         self._frame = {**kind, "model": self._body.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
-        usage = {"input_tokens": self.choices[0].num_prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": self.choices[0].began.num_prompt_tokens, "output_tokens": 0}
         ending = {"stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": self._frame | {"content": [], **ending, "usage": usage}}
 
@@ -167,7 +163,7 @@ class MessagesAnswer(ItemsAnswer):
         self._items[-1][kind] += text
         yield self._event("delta", delta={"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
@@ -199,8 +195,8 @@ class MessagesAnswer(ItemsAnswer):
     def _ending(self) -> dict[str, Any]:
         (choice,) = self.choices
         reason = _REASONS.get(choice.finish_reason or "", "end_turn")
-        stops = choice.finish == "stop_string" and reason == "end_turn"
-        return {"stop_reason": "stop_sequence" if stops else reason, "stop_sequence": choice.stop if stops else None}
+        stop = choice.ended.stop if choice.ended and choice.finish == "stop_string" and reason == "end_turn" else None
+        return {"stop_reason": reason if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage

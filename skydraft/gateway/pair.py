@@ -71,6 +71,7 @@ class ModelNames:
         # The modes that a request may name. What `auto` needs may be there by now, or be an adapter's own.
         self._taken = ("edge",) if pair.cloud is None else tuple(MODES)
         self.default_mode = "edge" if pair.cloud is None else DEFAULT_MODE
+        self._modes = {PREFIX: self.default_mode} | {f"{PREFIX}-{mode}": mode for mode in self._taken}  # by name
 
     @property
     def modes(self) -> list[str]:
@@ -83,19 +84,15 @@ class ModelNames:
     @property
     def all(self) -> list[str]:
         names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
-        learned = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self._taken)]  # what is learned is calibrated
-        return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in learned]
+        # What is learned is calibrated.
+        return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in self._modes]
 
     def mode_of(self, model: str) -> str:
         name, colon, adapter = model.partition(":")
-        is_known = not colon or adapter in ("none", *self._pair.edge.adapters.names)
-        if name == PREFIX and is_known:
-            return self.default_mode
-        mode = name.removeprefix(f"{PREFIX}-")
-        if f"{PREFIX}-{mode}" != name or mode not in self._taken or not is_known:
+        if name not in self._modes or (colon and adapter not in ("none", *self._pair.edge.adapters.names)):
             message = f"There is no model '{model[:80]}'. Use one of: {', '.join(self.all)}."
             raise Refusal(404, message, param="model", code="model_not_found")
-        return mode
+        return self._modes[name]
 
     def plan_of(self, model: str, choice: Any) -> Plan:
         """With `local_only` a gated text asks no cloud. Raises OptionError or Refusal."""

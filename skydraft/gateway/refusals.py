@@ -23,9 +23,8 @@ class Refusal(Exception):
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: int = 0
     ) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
         self.message, self.param = message[:_MOST_CHARS], param and param[:_MOST_CHARS]  # may quote the client
-        self.retry_after_s = retry_after_s
 
     @property
     def body(self) -> dict[str, Any]:
@@ -118,9 +117,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
 }  # fmt: skip
 # Options that are fields of the request itself, by our names and by OpenAI's; the key `skydraft` does not take them.
-OWN_FIELDS = {
-    "max_new_tokens": "max_tokens", "stop": "stop", "stop_token_ids": "stop_token_ids", "logit_bias": "logit_bias",
-}  # fmt: skip
+OWN_FIELDS = {"max_new_tokens": "max_tokens"} | {name: name for name in ("stop", "stop_token_ids", "logit_bias")}
 
 
 _SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_not_found": "It has no type."}

@@ -1,7 +1,6 @@
 """Client requests to GenerateRequests: one for each choice of the answer."""
 
 import base64
-import binascii
 import json
 import logging
 import random
@@ -90,14 +89,13 @@ def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
         raise Refusal(400, message, param="tools")
     messages = _messages(ask, edge)
     if ask.goes_on and messages:
-        messages[-1] = _named(ask.body.prompt_field, lambda: replace(messages[-1], is_open=True))
+        messages[-1] = named(ask.body.prompt_field, lambda: replace(messages[-1], is_open=True))
     if defaults.system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", defaults.system))
     begun = _begun(ask, edge)
     max_tokens = ask.max_tokens or defaults.max_new_tokens(edge.context_len)
     max_tokens = min(max_tokens + (0 if ours.continue_as_prompt else len(begun)), 2**31 - 1)
-    has_results = any(message.role == "tool" for message in messages)
-    if has_results and not calling.functions and tool_calls.writes_calls(edge.vocab):
+    if not calling.functions and tool_calls.writes_calls(edge.vocab):
         messages = tool_calls.results_before_questions(messages)
     unfollowed = set[str]()
     params = _params(ask, defaults, max_tokens, _grammar(ask, unfollowed))
@@ -125,16 +123,16 @@ def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
 def _begun(ask: Ask, edge: Engine) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(ask.body.choice.continue_ids or ()), "skydraft.continue_ids"
-    _check_ids(token_ids, edge, param)
+    check_ids(token_ids, edge.vocab, param)
     if token_ids and (ask.calling.functions or ask.goes_on):
         what = "tools that may be called" if ask.calling.functions else "continue_final_message"
         raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
     return token_ids
 
 
-def _check_ids(token_ids: Seq[int], edge: Engine, param: str) -> None:
-    if max(token_ids, default=0) >= edge.vocab.size:
-        raise Refusal(400, f"{param}: An id is outside the vocabulary of {edge.vocab.size} tokens.", param=param)
+def check_ids(token_ids: Seq[int], vocab: Vocab, param: str) -> None:
+    if max(token_ids, default=0) >= vocab.size:
+        raise Refusal(400, f"{param}: An id is outside the vocabulary of {vocab.size} tokens.", param=param)
 
 
 def _grammar(ask: Ask, left_out: set[str]) -> str:
@@ -145,9 +143,9 @@ def _grammar(ask: Ask, left_out: set[str]) -> str:
         tools = [{**each, "parameters": followable(each.get("parameters"), left_out)} for each in calling.functions]
         answer = None if schema is None else json.dumps(followable(schema, left_out), ensure_ascii=False)
         make = partial(tool_calls.calling_grammar, tools, parallel=calling.parallel, answer=answer)
-        grammar = _named("tools", lambda: check_grammar(make()))
+        grammar = named("tools", lambda: check_grammar(make()))
     elif schema is not None:
-        grammar = _named(ask.body.format_field, lambda: json_schema(followable(schema, left_out)))
+        grammar = named(ask.body.format_field, lambda: json_schema(followable(schema, left_out)))
     for keyword in left_out:
         _say_unfollowed(keyword)
     return grammar
@@ -159,7 +157,7 @@ def _say_unfollowed(keyword: str) -> None:
     log.warning("No grammar here follows '%s' of a schema. It is left out, and answers may not fit it.", keyword)
 
 
-def _named(param: str, make: Callable[[], T]) -> T:
+def named(param: str, make: Callable[[], T]) -> T:
     """Raises Refusal with the name of the field if it cannot be made."""
     try:
         return make()
@@ -173,7 +171,7 @@ def _text_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -
     if ask.body.choice.continue_ids:
         raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
     for prompt in ask.prompts:
-        _check_ids(() if isinstance(prompt, str) else prompt, edge, "prompt")
+        check_ids(() if isinstance(prompt, str) else prompt, edge.vocab, "prompt")
     ours = ask.body.choice
     plan = names.plan_of(ask.body.model, ours)
     params = _params(ask, defaults, ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
@@ -201,10 +199,8 @@ def _params(ask: Ask, defaults: Defaults, max_new_tokens: int, grammar: str = ""
     given["grammar"] = given.get("grammar") or grammar or None
     given["max_new_tokens"] = max_new_tokens
     chosen = {name: value for name, value in given.items() if value is not None}
-    if body.choice.style is not None:
-        return decoding_params(body.choice.style, **chosen)
-    by_default = asdict(defaults.params) | ({"sentences": 0} if "grammar" in chosen else {})  # which says where it ends
-    return decoding_params(None, **by_default | chosen)
+    own = asdict(defaults.params) | ({"sentences": 0} if "grammar" in chosen else {})  # which says where it ends
+    return decoding_params(body.choice.style, **({} if body.choice.style else own) | chosen)
 
 
 def _messages(ask: Ask, edge: Engine) -> list[Message]:
@@ -248,7 +244,7 @@ def _last_turn(turns: Seq[Turn]) -> range:
 def _audio(part: AudioPart, param: str) -> Audio:
     try:
         data = base64.b64decode(part.input_audio.data, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:
         raise Refusal(400, "The recording is not valid base64.", param=param) from error
     return audio_from_bytes(data)
 

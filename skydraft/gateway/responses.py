@@ -6,21 +6,24 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.items import (
     BY_KIND,
     MAX_TOOLS,
     CalledTool,
+    Checked,
     Content,
     Function,
+    Json,
     OtherTool,
     Result,
     Skipped,
     Some,
     TextPart,
     ToolChoice,
+    ToolName,
     Turn,
     by_kind,
     calling_of,
@@ -30,7 +33,7 @@ from skydraft.gateway.items import (
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
-from skydraft.prompts.tool_calls import CallText
+from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
@@ -54,11 +57,9 @@ class _Function(Function):
     type: Literal["function"]
 
 
-class _Namespace(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
+class _Namespace(Checked, extra="allow"):
     type: Literal["namespace"]
-    name: str
+    name: ToolName
     tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
 
 
@@ -98,10 +99,11 @@ class ResponsesRequest(Body):
 
     def to_ask(self) -> Ask:
         spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
-        functions = [
-            tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name}
-            for name, (_, tool) in self.functions().items()
-        ]
+        functions = list[Json]()
+        for name, (_, tool) in self.functions().items():
+            if len(name) > 128:  # with that of its namespace
+                raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
+            functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
         calling = calling_of(functions, itertools.chain(*spaces), self.tool_choice, self.parallel_tool_calls)
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return Ask(
@@ -138,8 +140,7 @@ class ResponsesRequest(Body):
                 name, thoughts = known_as.get((item.namespace, item.name), item.name), []
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
             if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
-                parts = [TextPart(text=item.output)] if isinstance(item.output, str) else item.output or ()
-                turns.append(said("tool", *parts, call_id=item.call_id))
+                turns.append(said("tool", *item.output or (), call_id=item.call_id))
         return turns
 
 
@@ -181,7 +182,7 @@ class ResponsesAnswer(ItemsAnswer):
             part["logprobs"] = part["logprobs"] + scored["logprobs"]
         yield self._event(f"{name}.delta", **self._place, content_index=0, delta=text, **scored)
 
-    def _call(self, call: WrittenCall, piece: CallText) -> Iterator[dict[str, Any]]:
+    def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.name:
             namespace, tool = self._functions[call.name]
             ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
@@ -189,7 +190,7 @@ class ResponsesAnswer(ItemsAnswer):
             yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
         self._items[-1]["arguments"] = call.arguments
         self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
-        yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
+        yield self._event("function_call_arguments.delta", **self._place, delta=piece.text)
 
     def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
@@ -247,7 +248,7 @@ class ResponsesAnswer(ItemsAnswer):
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
-        form = self._body.text and self._body.text.format
+        form = self._ask.form
         told = form.model_dump(mode="json", by_alias=True, exclude_unset=True) if form else {"type": "text"}
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")

@@ -9,13 +9,13 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
-from skydraft.gateway.items import NO_CALLS, AudioPart, Calling, Checked, Json, Some, Turn, flat
+from skydraft.gateway.items import AudioPart, Calling, Checked, Json, Some, Turn, flat
 from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, TOO_LONG, Refusal, invalid
 from skydraft.prompts import tool_calls
 from skydraft.prompts.thinking import Think
@@ -23,19 +23,20 @@ from skydraft.prompts.thinking import Think
 B = TypeVar("B", bound=BaseModel)
 MAX_CHOICES = 8
 MAX_TURNS = 4096
-MAX_STOPS = 16
 MAX_BIASES = 1024  # and stop tokens
 MAX_LOGPROBS = 20  # of one place
+_MAX_CALLS = 256  # of a turn
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _OBJECT: Json = {"type": "object"}
+_OR_OBJECT = BeforeValidator(lambda given: _OBJECT if given is None else given)
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
 _LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
 _CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 _MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
 
 Stop = Annotated[str, Field(max_length=256)]
-Stops = Annotated[Some[Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[Some[Stop], Field(max_length=16)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 TokenIds = Annotated[Some[TokenId], Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -59,23 +60,18 @@ class StreamOptions(Checked):
     include_usage: bool | None = None
 
 
-class _Format(Checked):
-    model_config = ConfigDict(extra="allow", frozen=True)  # a response repeats all of it
-
-
-class TextFormat(_Format):
+# A response repeats all of its format.
+class TextFormat(Checked, extra="allow"):
     type: Literal["text"]
     schema_: ClassVar[Json | None] = None
 
 
-class ObjectFormat(_Format):
+class ObjectFormat(Checked, extra="allow"):
     type: Literal["json_object"]
-    schema_: Annotated[Json, BeforeValidator(lambda given: _OBJECT if given is None else given)] = Field(
-        _OBJECT, alias="schema"
-    )
+    schema_: Annotated[Json, _OR_OBJECT] = Field(_OBJECT, alias="schema")
 
 
-class SchemaFormat(_Format):
+class SchemaFormat(Checked, extra="allow"):
     type: Literal["json_schema"]
     schema_: Json = Field(alias="schema")  # it is followed with `strict` or without
 
@@ -83,9 +79,7 @@ class SchemaFormat(_Format):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
 
 
-class _Choice(Checked):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Choice(Checked, extra="forbid"):
     mode: str | None = None
     gate: str | None = None
     k: Annotated[int, Field(strict=True, ge=1, le=MAX_K)] | Literal["auto"] | None = None
@@ -101,8 +95,7 @@ class _Choice(Checked):
     break_loops: bool = True
 
     def decoding(self) -> Json:
-        options = self.model_fields_set & {known.name for known in fields(DecodingParams)}
-        return {name: getattr(self, name) for name in options}
+        return self.model_dump(include={*_OPTIONS}, exclude_unset=True)
 
 
 _OPTIONS: Json = {
@@ -121,10 +114,9 @@ def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> No
             raise Refusal(400, f"{name}: {not_served[name]}", param=name)
 
 
-class Body(Checked):
+class Body(Checked, extra="allow"):
     """Fields of all interfaces. Those that are `not_served` are refused, and other unknown ones passed over."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
     kinds: ClassVar[frozenset[str]] = frozenset()  # of what is in a place of the body, which are no fields of it
     prompt_field: ClassVar[str] = "messages"
@@ -172,7 +164,7 @@ class Body(Checked):
     def to_ask(self) -> "Ask":
         """Raises Refusal for fields that do not fit each other."""
 
-    def place(self, *numbers: int) -> str:
+    def place(self, number: int, *part: int) -> str:
         """What the client calls a turn, or a part of its content."""
         return self.prompt_field
 
@@ -191,7 +183,7 @@ class Ask:
     stop: str | Seq[str] | None = None
     effort: str | None = None
     num_best: int | None = None
-    calling: Calling = NO_CALLS
+    calling: Calling = field(default_factory=Calling)
     form: TextFormat | ObjectFormat | SchemaFormat | None = None
     goes_on: bool = False  # with the last turn
     echoes: bool = False
@@ -202,6 +194,8 @@ class Ask:
         if not 0 < num <= MAX_TURNS:
             says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
             raise Refusal(400, f"{field}: {says}", param=field)
+        if any(len(turn.tool_calls or ()) > _MAX_CALLS for turn in self.turns):
+            raise Refusal(400, f"{field}: A turn has more than {_MAX_CALLS} calls.", param=field)
 
     @property
     def recordings(self) -> list[AudioPart]:
@@ -218,11 +212,11 @@ class Ask:
             return "tools"
         return "skydraft.grammar" if self.form is None else self.body.format_field
 
-    def reader(self) -> tool_calls.Reader | None:
-        """What finds the calls in one choice. None if it can have none."""
+    def reader(self) -> tool_calls.Reader:
+        """What finds the calls in one choice."""
         calling = self.calling
         if not calling.functions:
-            return None
+            return tool_calls.Reader()
         if calling.must or self.schema is not None:
             return tool_calls.EnforcedReader(single=not calling.parallel)
         tools = {each["name"]: each.get("parameters") for each in calling.functions}

@@ -1,12 +1,12 @@
 """`/tokenize` and `/detokenize`: text to tokens and back, in the words of llama.cpp and of vLLM."""
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import ContextExceeded
-from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.requests import check_ids, named
 from skydraft.gateway.schema import TokenIds
 from skydraft.prompts.pair import check_length
 
@@ -20,10 +20,7 @@ class TokenizeRequest(BaseModel):
 
     def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
         """Raises Refusal, soon, for far more than `limit`: one thread reads for all keys."""
-        try:
-            check_length(vocab, self.content, limit)
-        except ContextExceeded as error:
-            raise Refusal(400, f"content: {error.message}", param="content") from error
+        named("content", lambda: check_length(vocab, self.content, limit))
         token_ids = vocab.encode(vocab.bos_text * self.add_special + self.content)
         tokens = [_piece(vocab, each) for each in token_ids] if self.with_pieces else token_ids
         return {"tokens": tokens, "count": len(token_ids)}
@@ -33,15 +30,13 @@ class DetokenizeRequest(BaseModel):
     tokens: TokenIds
 
     def answer(self, vocab: Vocab, limit: int) -> dict[str, Any]:
-        if max(self.tokens) >= vocab.size:
-            raise Refusal(400, f"A token id is outside the vocabulary of {vocab.size} tokens.", param="tokens")
+        check_ids(self.tokens, vocab, "tokens")
         text = vocab.written(self.tokens)  # special tokens too
         return {"content": text, "prompt": text}
 
 
 def _piece(vocab: Vocab, token_id: int) -> dict[str, Any]:
     data = vocab.name_bytes(token_id)  # perhaps no whole characters
-    try:
+    with suppress(UnicodeDecodeError):
         return {"id": token_id, "piece": data.decode()}
-    except UnicodeDecodeError:
-        return {"id": token_id, "piece": list(data)}
+    return {"id": token_id, "piece": list(data)}

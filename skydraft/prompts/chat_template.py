@@ -127,12 +127,11 @@ def _one_line(error: Exception) -> str:
 
 def names_in(template: str) -> frozenset[str]:
     """What a template may be given, beside what it always is. None of a template that does not compile."""
-    try:
+    with suppress(TemplateError):
         environment = BoundedEnvironment()
         found = meta.find_undeclared_variables(environment.parse(template))
-    except TemplateError:
-        return frozenset()
-    return frozenset(found) - environment.globals.keys() - _GIVEN
+        return frozenset(found) - environment.globals.keys() - _GIVEN
+    return frozenset()
 
 
 @lru_cache(maxsize=8)
@@ -220,9 +219,7 @@ def _size(value: Any, depth: int = 3) -> int:
 
 
 def _checked(name: str, function: Any) -> Any:
-    """A filter that checks what it is given, if it can make a large value of it."""
-    if name not in _GROWING:
-        return function
+    """A filter that checks what it is given: it can make a large value of it."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -275,8 +272,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # it writes as much as it is asked for
         self.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
         self.globals["strftime_now"] = lambda format: _now().strftime(format)
-        self.filters = {name: _checked(name, each) for name, each in {**self.filters, "tojson": _json}.items()}
+        self.filters["tojson"] = _json
+        self.filters |= {name: _checked(name, self.filters[name]) for name in _GROWING & self.filters.keys()}
         self.filters |= {
+            # No more arguments: a template could add to its budget by a step below zero.
             "_weighed": pass_context(lambda context, value: _weigh(context, value)),
             "_filtered": pass_context(lambda context, value: _weigh(context, value, items=_FILTERED_A_STEP)),
             "_stepped": pass_context(_stepped),

@@ -1,6 +1,7 @@
 """Messages, the parts of a prompt: each has one role."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -46,10 +47,9 @@ def asked(prompt: str | None, system: str | None = None, audio: Audio | None = N
     if prompt is None and audio is None:
         return ()
     prompt = CAPTION_PROMPT if prompt is None else prompt
-    if not prompt.strip():
-        raise PromptError("The prompt is empty.", hint="Give at least one word.")
-    if system is not None and not system.strip():
-        raise PromptError("The system message is empty.", hint="Give at least one word.")
+    for name, text in (("prompt", prompt), ("system message", system)):
+        if text is not None and not text.strip():
+            raise PromptError(f"The {name} is empty.", hint="Give at least one word.")
     question = Message("user", prompt, audio=(audio,) if audio else ())
     return ((Message("system", system),) if system is not None else ()) + (question,)
 
@@ -96,24 +96,23 @@ def _message(number: int, given: Any) -> Message:
 
 def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
-    return [{**call, "function": _with_object(call["function"])} for call in tool_calls]
+    return [_formed(call, _as_object) for call in tool_calls]
 
 
 def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
     """The same with the arguments of its calls in another form."""
-
-    def changed(call: Mapping[str, Any]) -> dict[str, Any]:
-        said = {name: form(value) if name == "arguments" else value for name, value in call["function"].items()}
-        return {**call, "function": said}
-
-    more = ((key, [*map(changed, kept)] if key == "tool_calls" else kept) for key, kept in message.more)
+    more = ((key, [_formed(each, form) for each in of] if key == "tool_calls" else of) for key, of in message.more)
     return replace(message, more=tuple(more))
 
 
-def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
-    given = function.get("arguments") or "{}"  # some clients write none as ""
-    try:
-        arguments = from_json(given)
-    except (AttributeError, ValueError):  # it is an object already, or no JSON
-        arguments = None
-    return {"name": function["name"], **function, "arguments": arguments if isinstance(arguments, dict) else given}
+def _formed(call: Mapping[str, Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {"name": function["name"], **function, "arguments": form(function.get("arguments"))}}
+
+
+def _as_object(given: Any) -> Any:
+    given = given or "{}"  # some clients write none as ""
+    with suppress(AttributeError, ValueError):  # it is an object already, or no JSON
+        value = from_json(given)
+        return value if isinstance(value, dict) else given
+    return given

@@ -1,6 +1,7 @@
 """System messages where a chat template reads them: some take only the first message as one, some take none."""
 
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +47,8 @@ def _reads(vocab: Vocab, for_tools: bool) -> tuple[bool, bool]:
 
 
 def _is_read(vocab: Vocab, messages: Seq[Message], tools: Seq[Any]) -> bool:
-    try:
+    with suppress(SkydraftError):
         text = render(vocab, messages, tools)
-    except SkydraftError:
-        return False
-    places = [text.find(message.content) for message in messages]
-    return min(places) >= 0 and places == sorted(places)
+        places = [text.find(message.content) for message in messages]
+        return min(places) >= 0 and places == sorted(places)
+    return False

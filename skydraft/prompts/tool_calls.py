@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import PromptError
@@ -22,7 +23,6 @@ from skydraft.prompts.functions import FUNCTION, Tools, call_of, end_of
 from skydraft.prompts.messages import Message
 from skydraft.thinking import num_suspect
 
-MAX_CALLS = 8  # in one answer that must call
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _STRAY = re.compile(r"\s*\}")  # after the object of a call: small models write one bracket too many
 # After a call or none.
@@ -40,23 +40,17 @@ _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": 
 
 
 @dataclass(frozen=True, slots=True)
-class CallText:
-    """A piece of a call. The first piece has the name of the tool; with the last one the arguments are an object."""
+class Piece:
+    """A piece of the answer's text, of what is thought before it, or of the arguments of a call.
 
-    arguments: str
-    name: str = ""
-    is_last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtText:
-    """A piece of what is thought before an answer."""
+    The first piece of a call has the name of the tool; with the last one the arguments are an object. A call that has
+    no last piece was cut.
+    """
 
     text: str
-
-
-# Text, a piece of a thought, or of a call; a call that has no last piece was cut.
-Piece: TypeAlias = str | ThoughtText | CallText
+    kind: Literal["text", "thinking", "call"] = "text"
+    name: str = ""
+    is_last: bool = False
 
 
 def writes_calls(vocab: Vocab) -> bool:
@@ -112,7 +106,7 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
     With `answer`, JSON of that schema may stand in place of calls. Raises PromptError where parameters are no object.
     """
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
-    rules.append(f'calls: call ("\\n" call){{0,{MAX_CALLS - 1}}}' if parallel else "calls: call")
+    rules.append('calls: call ("\\n" call){0,7}' if parallel else "calls: call")
     names = [f"call_{number}" for number in range(len(tools))]
     rules.append(f'call: "{_BEGIN}\\n" ({" | ".join(names)}) "\\n{_END}"')
     for name, tool in zip(names, tools, strict=True):
@@ -123,9 +117,8 @@ def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: st
 
 
 def _schema_of(tool: Mapping[str, Any]) -> str:
-    given = tool.get("parameters") or {}
-    schema = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else given
-    kinds = schema.get("type", "object") if isinstance(schema, Mapping) else ""
+    schema = {key: value for key, value in (tool.get("parameters") or {}).items() if value is not None}
+    kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
     # A tool takes no argument that its schema does not name; what other keywords name must not be forbidden here.
@@ -138,7 +131,10 @@ def _for_lark(schema: str) -> str:
 
 
 class Reader:
-    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call."""
+    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call.
+
+    This one finds no calls.
+    """
 
     def __init__(self, *, single: bool = False) -> None:
         self._held, self._single = "", single
@@ -161,11 +157,16 @@ class Reader:
         held, self._held = self._held, ""
         left = self._rest(held) if held and not self.is_done else []
         calls = self.push(thought[thought.index(_BEGIN) :]) if _BEGIN in thought else ()
-        return left + [each for each in calls if isinstance(each, CallText)]
+        return left + [each for each in calls if each.kind == "call"]
 
     def _read_on(self, said: list[Piece]) -> bool:
         """Add to `said` what is certain; returns whether there is more to read."""
-        raise NotImplementedError
+        self._release(len(self._held), said)
+        return False
+
+    def _release(self, length: int, said: list[Piece]) -> None:
+        said += [Piece(self._held[:length])] if length else []
+        self._held = self._held[length:]
 
     def _rest(self, held: str) -> list[Piece]:
         return []
@@ -214,7 +215,7 @@ class CallReader(Reader):
 
     def _rest(self, held: str) -> list[Piece]:
         ends_call = self._num_calls and self._may_call and not self._object and self._closing.startswith(held.strip())
-        return [] if ends_call else [held]
+        return [] if ends_call else [Piece(held)]
 
     def _read_on(self, said: list[Piece]) -> bool:
         if self._object:
@@ -228,10 +229,6 @@ class CallReader(Reader):
         num_breaks = len(text) - len(text.rstrip("\n"))  # a call begins on a line of its own
         self._release(len(text) - min(num_breaks, _MAX_BREAKS), said)
         return self._may_call
-
-    def _release(self, length: int, said: list[Piece]) -> None:
-        said += [self._held[:length]] if length else []
-        self._held = self._held[length:]
 
     def _read_opening(self, said: list[Piece]) -> bool:
         if self._num_calls and (stray := _STRAY.match(self._held, 0, _MAX_HELD)):
@@ -275,24 +272,23 @@ class CallReader(Reader):
             self._release(read.at, said)
             return True
         self._held = self._held[read.at :]
-        said.append(CallText(*call, is_last=True))
+        said.append(call)
         self._num_calls += 1
         return True
 
 
-def _call_of(text: str, tools: Tools) -> tuple[str, str] | None:
-    """The arguments, as JSON, and the name of a call; None if `text` describes a tool, or calls none of `tools`."""
-    try:
+def _call_of(text: str, tools: Tools) -> Piece | None:
+    """A whole call; None if `text` describes a tool, or calls none of `tools`."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
         call = call_of(text, tools) if text.startswith(FUNCTION) else json.loads(text, strict=False)
-        if "description" in call or not (len(call) == 1 or _ARGUMENTS & call.keys()):
-            return None
+        is_call = "description" not in call and (len(call) == 1 or _ARGUMENTS & call.keys())
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
         given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # half of a character cannot be sent
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-    return (arguments, call["name"]) if call.get("name") in tools and isinstance(given, dict) else None
+        if is_call and call.get("name") in tools and isinstance(given, dict):
+            return Piece(arguments, "call", call["name"], is_last=True)
+    return None
 
 
 class EnforcedReader(Reader):
@@ -312,9 +308,8 @@ class EnforcedReader(Reader):
         if self._arguments:
             return self._read_arguments(self._arguments, said)
         if self._is_answer or (held and not self._num_calls and held[0] != "<"):
-            said += [held] if held else []
-            self._is_answer, self._held = True, ""
-            return False
+            self._is_answer = True
+            return super()._read_on(said)
         if head := _HEAD.match(held):
             self._name, self._arguments, self._held = json.loads(head[1]), _Object(0, ""), held[head.end() :]
         return head is not None
@@ -324,7 +319,7 @@ class EnforcedReader(Reader):
         text, self._held = self._held[: read.at], self._held[read.at :]
         read.at -= len(text)  # it may be past the end, where a backslash is the last character
         if text:
-            said.append(CallText(text, self._name, is_last))
+            said.append(Piece(text, "call", self._name, is_last))
             self._name = ""
         if is_last:
             self._arguments, self._num_calls = None, self._num_calls + 1

@@ -23,25 +23,22 @@ NGRAM, ONCE = {"content_ngram_size": 2}, {"no_adjacent_repeat": True}
 GAP, SHIFT = {"comma_gap": 4}, {"full_stop_gap": 8, "full_stop_shift": -8.0}
 
 
-@pytest.mark.parametrize(
-    ("written", "options", "expected"),
-    [
-        # F9: not through punctuation, nor what is no content; characters in bytes and merged tokens
-        ("员 ， 在 员", NGRAM, {"在"}), ("员 a 在 3 员", NGRAM, {"在"}), ("员 ， 在 员", ONCE, {"在", "员"}),
-        ("a \udce5 \udc91 \udc98", ONCE, {"员"}), ("，我", ONCE, {"我", "我们"}), ("我们 ，", ONCE, {"我们"}),
-        # F10: any punctuation starts the count again, before the character in a token too, and 3,000 has none
-        ("我们 在 说", GAP, set()), ("我们 在 说 ，我", GAP, COMMAS), ("我 ” 你 他 在", GAP, COMMAS),
-        ("我 你 他 \udce5", GAP, set()), ("我 3", GAP, COMMAS - {","}), ("", GAP, COMMAS | {"、"}),
-        # a list, its end, and too much of it
-        ("我 、 你 、 他", GAP, COMMAS), ("我们 、 你 、 他", GAP, set()), ("我们 在 说 高 、", GAP, COMMAS | {"、"}),
-        ("我们 、 我们 、 我们 、 我们 、 你", GAP, {"、"}), ("我们 、 我们 、 我们 、 你 在", GAP, set()),
-        # a full stop counts from the last one, which 3.5 has not, and the end waits within words
-        ("我们 在 说 高 兴 ， 大", SHIFT, STOPS | END), ("我们 在 说 高 兴 ， 大 的", SHIFT, set()),
-        ("我们 在 说 高 兴 3 . 5 大 的", SHIFT, set()), ("我们 在 说 高 兴 大 的 。", SHIFT, STOPS),
-        ("我们 在 说 高 兴 大 的 。 我", SHIFT, STOPS | END), ("我 3", SHIFT, STOPS - {".", ".g"}),
-        ("我 ，", SHIFT | {"stop_token_ids": (IDS[b"a"],)}, STOPS | END | {"a"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("written", "options", "expected"), [
+    # F9: not through punctuation, nor what is no content; characters in bytes and merged tokens
+    ("员 ， 在 员", NGRAM, {"在"}), ("员 a 在 3 员", NGRAM, {"在"}), ("员 ， 在 员", ONCE, {"在", "员"}),
+    ("a \udce5 \udc91 \udc98", ONCE, {"员"}), ("，我", ONCE, {"我", "我们"}), ("我们 ，", ONCE, {"我们"}),
+    # F10: any punctuation starts the count again, before the character in a token too, and 3,000 has none
+    ("我们 在 说", GAP, set()), ("我们 在 说 ，我", GAP, COMMAS), ("我 ” 你 他 在", GAP, COMMAS),
+    ("我 你 他 \udce5", GAP, set()), ("我 3", GAP, COMMAS - {","}), ("", GAP, COMMAS | {"、"}),
+    # a list, its end, and too much of it
+    ("我 、 你 、 他", GAP, COMMAS), ("我们 、 你 、 他", GAP, set()), ("我们 在 说 高 、", GAP, COMMAS | {"、"}),
+    ("我们 、 我们 、 我们 、 我们 、 你", GAP, {"、"}), ("我们 、 我们 、 我们 、 你 在", GAP, set()),
+    # a full stop counts from the last one, which 3.5 has not, and the end waits within words
+    ("我们 在 说 高 兴 ， 大", SHIFT, STOPS | END), ("我们 在 说 高 兴 ， 大 的", SHIFT, set()),
+    ("我们 在 说 高 兴 3 . 5 大 的", SHIFT, set()), ("我们 在 说 高 兴 大 的 。", SHIFT, STOPS),
+    ("我们 在 说 高 兴 大 的 。 我", SHIFT, STOPS | END), ("我 3", SHIFT, STOPS - {".", ".g"}),
+    ("我 ，", SHIFT | {"stop_token_ids": (IDS[b"a"],)}, STOPS | END | {"a"}),
+])  # fmt: skip
 def test_repeats_commas_and_full_stops_are_seen_in_characters(written, options, expected):
     found = shifts(written.encode(errors="surrogateescape").split(), **options)
     assert found.keys() == expected and set(found.values()) <= {options.get("full_stop_shift", -np.inf)}

@@ -47,13 +47,10 @@ CALLS = [BYTES.pieces.index(piece) for piece in (b"`", b"{", b"<")]
 BLANK, WORD = BYTES.pieces.index(b"\n"), BYTES.pieces.index(b"a")
 
 
-@pytest.mark.parametrize(
-    ("chance", "least", "written", "may"),
-    [
-        (0.8, 0.73, [], True), (0.7, 0.73, [], False), (0.7, 0.0, [], True), (0.7, 0.73, [BLANK], False),
-        (0.7, 0.73, [WORD], True), (0.7, 0.73, [BLANK, WORD], True), (0.7, 0.73, [BLANK] * 9, True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("chance", "least", "written", "may"), [
+    (0.8, 0.73, [], True), (0.7, 0.73, [], False), (0.7, 0.0, [], True), (0.7, 0.73, [BLANK], False),
+    (0.7, 0.73, [WORD], True), (0.7, 0.73, [BLANK, WORD], True), (0.7, 0.73, [BLANK] * 9, True),
+])  # fmt: skip
 def test_a_call_begins_only_where_it_is_likely(chance: float, least: float, written: list[int], may: bool) -> None:
     """All tokens with which one begins are summed: here three."""
     row = np.full(BYTES.size, -30.0, np.float32)

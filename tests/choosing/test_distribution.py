@@ -117,15 +117,12 @@ def test_a_broken_sampler_is_rejected_at_the_same_level(monkeypatch, broken):
     assert min(p_values(counted(WARPERS["cool"]), WARPERS["cool"]).values()) < SIGNIFICANCE
 
 
-@pytest.mark.parametrize(
-    ("seed", "position", "token_id", "expected"),
-    [
-        (0, 0, 0, -0.6807578025137784),
-        (42, 100, 151645, 2.550553142929694),
-        (18446744073709551615, 4095, 12345, 0.057825512835772856),
-        (123456789, 7, 2147483647, 0.286348149690537),
-    ],
-)
+@pytest.mark.parametrize(("seed", "position", "token_id", "expected"), [
+    (0, 0, 0, -0.6807578025137784),
+    (42, 100, 151645, 2.550553142929694),
+    (18446744073709551615, 4095, 12345, 0.057825512835772856),
+    (123456789, 7, 2147483647, 0.286348149690537),
+])  # fmt: skip
 def test_the_noise_never_changes(seed, position, token_id, expected):
     assert _gumbel(_words(seed, position, np.array([token_id])))[0] == pytest.approx(expected, rel=1e-12)
     assert reference.noise(seed, position, token_id) == pytest.approx(expected, rel=1e-12)

@@ -124,20 +124,17 @@ def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
     assert longer.choose(row, array(toys.ids("a", "a", "a"))) == EOS
 
 
-@pytest.mark.parametrize(
-    ("schema", "kept", "left_out"),
-    [
-        # names of properties, and values, that are called as keywords are
-        (same := {"properties": {"title": {"type": "string"}, "not": {"const": {"default": 1}}}}, same, set()),
-        ({"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, set()),
-        ({"anyOf": [{"not": {}}, {"uniqueItems": False, "default": 1}]}, {"anyOf": [{}, {}]}, {"not"}),
-        ({"allOf": [{}], "unevaluatedProperties": False}, {"allOf": [{}]}, {"unevaluatedProperties"}),
-        ({"patternProperties": {"^(?!a)": {}, "b": {}}}, {"patternProperties": {"b": {}}}, {"patternProperties"}),
-        *(({"pattern": text}, {}, {"pattern"}) for text in (r"(?=a)", r"(?<!a)b", r"(a)\1", r"\bA", r"\\(?!a)")),
-        *(({"pattern": text},) * 2 + (set(),) for text in (r"(?:a)", r"[(?=]", r"\(?=a", r"(\d?=)", r"(?<n>a)", "^a$")),
-        ({"format": "cuid"}, {}, {"format"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("schema", "kept", "left_out"), [
+    # names of properties, and values, that are called as keywords are
+    (same := {"properties": {"title": {"type": "string"}, "not": {"const": {"default": 1}}}}, same, set()),
+    ({"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"}, {"$defs": {"a": {}}, "$ref": "#/$defs/a"}, set()),
+    ({"anyOf": [{"not": {}}, {"uniqueItems": False, "default": 1}]}, {"anyOf": [{}, {}]}, {"not"}),
+    ({"allOf": [{}], "unevaluatedProperties": False}, {"allOf": [{}]}, {"unevaluatedProperties"}),
+    ({"patternProperties": {"^(?!a)": {}, "b": {}}}, {"patternProperties": {"b": {}}}, {"patternProperties"}),
+    *(({"pattern": text}, {}, {"pattern"}) for text in (r"(?=a)", r"(?<!a)b", r"(a)\1", r"\bA", r"\\(?!a)")),
+    *(({"pattern": text},) * 2 + (set(),) for text in (r"(?:a)", r"[(?=]", r"\(?=a", r"(\d?=)", r"(?<n>a)", "^a$")),
+    ({"format": "cuid"}, {}, {"format"}),
+])  # fmt: skip
 def test_a_schema_is_freed_of_what_no_grammar_follows(schema: Any, kept: Any, left_out: set[str]) -> None:
     told = set[str]()
     assert (followable(schema, told), told) == (kept, left_out)

@@ -25,17 +25,14 @@ def ending(pieces, **options):
     return None
 
 
-@pytest.mark.parametrize(
-    ("text", "num"),
-    [
-        ("", 0), ("你好", 0), ("你好。", 1), ("你好！我在。", 2), ("真的？！", 1), ("真的？！。", 1),
-        ("你好。”", 1), ("“你好。”他说。", 2), ("你好｡再见﹒", 2), ("It is so.", 1), ("It is so. Yes!", 2),
-        ("It is 3.5 m", 0), ("It is 3.5 m.", 1), ("共3.5米。", 1), ("Wait...", 1), ("Wait... what?", 2),
-        ("See e.g. this", 0), ("See e.g.", 0), ("That is, i.e. this.", 1), ("In the U.S. army", 0),
-        ("J. Smith came.", 1), ("Dr. Who", 0), ("www.example.com", 0), ("a.b", 0), ("It was 1999. Then", 1),
-        ("是3.然后", 1), ("1. First", 1), (".", 0), ("好．", 1), ("3．5", 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "num"), [
+    ("", 0), ("你好", 0), ("你好。", 1), ("你好！我在。", 2), ("真的？！", 1), ("真的？！。", 1),
+    ("你好。”", 1), ("“你好。”他说。", 2), ("你好｡再见﹒", 2), ("It is so.", 1), ("It is so. Yes!", 2),
+    ("It is 3.5 m", 0), ("It is 3.5 m.", 1), ("共3.5米。", 1), ("Wait...", 1), ("Wait... what?", 2),
+    ("See e.g. this", 0), ("See e.g.", 0), ("That is, i.e. this.", 1), ("In the U.S. army", 0),
+    ("J. Smith came.", 1), ("Dr. Who", 0), ("www.example.com", 0), ("a.b", 0), ("It was 1999. Then", 1),
+    ("是3.然后", 1), ("1. First", 1), (".", 0), ("好．", 1), ("3．5", 0),
+])  # fmt: skip
 def test_counting_sentences(text, num):
     assert Said().then(text.encode()).num_sentences == num
 
@@ -70,19 +67,16 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
 ONE = {"sentences": 1}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "options", "expected"),
-    [
-        ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", {"sentences": 2}, (4, "sentences")),
-        ("我|？”|你", ONE, (2, "sentences")), ("3|.|5|。", ONE, (4, "sentences")), ("e|.g|.", ONE, None),
-        ("3|.| |a|b|.", ONE, (6, "sentences")), ("ab|.|.|.", ONE, (2, "sentences")), (" U|.|S|.", ONE, None),
-        # marks in a row are one end: the second sentence has not come yet
-        ("我|？|！|你|。", {"sentences": 2}, (5, "sentences")),
-        # before the minimum nothing ends, and what closes the sentence later does
-        ("我|。|你|他|。", ONE | {"min_new_tokens": 4}, (5, "sentences")),
-        ("我|。|”|你", ONE | {"min_new_tokens": 3}, (3, "sentences")), ("我|。|你", ONE | {"min_new_tokens": 3}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pieces", "options", "expected"), [
+    ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", {"sentences": 2}, (4, "sentences")),
+    ("我|？”|你", ONE, (2, "sentences")), ("3|.|5|。", ONE, (4, "sentences")), ("e|.g|.", ONE, None),
+    ("3|.| |a|b|.", ONE, (6, "sentences")), ("ab|.|.|.", ONE, (2, "sentences")), (" U|.|S|.", ONE, None),
+    # marks in a row are one end: the second sentence has not come yet
+    ("我|？|！|你|。", {"sentences": 2}, (5, "sentences")),
+    # before the minimum nothing ends, and what closes the sentence later does
+    ("我|。|你|他|。", ONE | {"min_new_tokens": 4}, (5, "sentences")),
+    ("我|。|”|你", ONE | {"min_new_tokens": 3}, (3, "sentences")), ("我|。|你", ONE | {"min_new_tokens": 3}, None),
+])  # fmt: skip
 def test_ending_after_sentences(pieces, options, expected):
     """F13: neither early, at a decimal or "e.g.", nor past the sentence."""
     assert ending(ids(*pieces.split("|")), **options) == expected
@@ -108,20 +102,17 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
     assert (done.text, done.finish_reason) == (text * 2, "length")
 
 
-@pytest.mark.parametrize(
-    ("pieces", "options", "expected"),
-    [
-        ([*ids("我"), EOS], {}, (2, "eos")), (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
-        ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
-        ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
-        (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
-        (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
-        (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
-        (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
-        ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
-        (ids(b"\xe5", b"\x91", b"\x98"), {"stop": ("员",)}, (3, "stop_string")),  # a character in bytes
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pieces", "options", "expected"), [
+    ([*ids("我"), EOS], {}, (2, "eos")), (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
+    ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
+    ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
+    (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
+    (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
+    (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
+    (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
+    ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
+    (ids(b"\xe5", b"\x91", b"\x98"), {"stop": ("员",)}, (3, "stop_string")),  # a character in bytes
+])  # fmt: skip
 def test_the_order_of_reasons(pieces, options, expected):
     assert ending(pieces, **options) == expected
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import httpx2 as httpx
 import pydantic
 
 from skydraft.gateway.answers import Answer
@@ -32,10 +31,6 @@ def forced(text: str) -> dict[str, Any]:
 def call_text(name: str, arguments: Any) -> str:
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
-
-
-def post(served: Running, path: str, **body: Any) -> httpx.Response:
-    return served.post(path, **{"model": "skydraft-lossless"} | body)
 
 
 PARIS: Any = {"type": "object", "properties": {"city": {"const": "Paris"}}, "required": ["city"]}

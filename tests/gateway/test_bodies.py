@@ -54,7 +54,7 @@ BODIES = {
     "choices": chat(b'"%s"' % (b"a b" * (2 * MIB // 3 - 100)), b',"n":8'),
     "calls of a namespace": b'{"model":"skydraft","input":%s,"tools":[{"type":"namespace","name":"a","tools":[%s]}]}'
     % (
-        many(b'{"type":"function_call","call_id":"1","namespace":"a","name":"f499","arguments":"{}"}', 4096),
+        many(b'{"type":"function_call","namespace":"a","name":"f499"},{"role":"user","content":""}', 2048),
         b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(500)),
     ),
     "blocks": b'{"model":"skydraft","messages":%s}'

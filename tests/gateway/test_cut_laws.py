@@ -19,7 +19,6 @@ from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.requests import Order
 from skydraft.gateway.schema import Ask
 from skydraft.prompts.messages import asked
-from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord, Token
 
 from .interfaces import (
@@ -50,13 +49,6 @@ TEXTS = {
 CASES = [(choice, text) for choice, texts in TEXTS.items() for text in texts]
 
 
-class Plain(Reader):
-    """Of a text that may have no calls."""
-
-    def push(self, text: str) -> list[Piece]:
-        return [text]
-
-
 def pieces_of(text: str, length: int) -> list[str]:
     """The first characters of a text, as tokens of one or of several."""
     sizes = itertools.accumulate(itertools.cycle((5, 1, 9, 3) if length % 5 else (1,)))
@@ -65,7 +57,7 @@ def pieces_of(text: str, length: int) -> list[str]:
 
 
 def written(ask: Ask, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]:
-    reader, record = ask.reader() or Plain(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
+    reader, record = ask.reader(), StepRecord(0, 0, 0, 0, 1, "written", "", 1.0, 1.0)
     yield Began(3, "")
     for number, piece in enumerate(pieces):
         if not reader.is_done:

@@ -48,19 +48,17 @@ def server() -> Iterator[Process]:
 
 
 LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
-STATES: list[tuple[str, str, Exception | None, bool, bool]] = [
-    # name, mode, what each verification raises, whether the server is stopped, whether the cloud is required
-    ("running", "lossless", None, False, False),
-    ("rate limit", "lossless", LIMITED, False, False),
-    ("opened again and again", "cloud", LOST, False, False),
-    ("stopped before the first word", "cloud", None, True, False),
-    ("stopped before the calibration", "auto", None, True, True),
-]
+STATES: dict[str, tuple[str, Exception | None, bool, bool]] = {
+    # mode, what each verification raises, whether the server is stopped, whether the cloud is required
+    "running": ("lossless", None, False, False),
+    "rate limit": ("lossless", LIMITED, False, False),
+    "opened again and again": ("cloud", LOST, False, False),
+    "stopped before the first word": ("cloud", None, True, False),
+    "stopped before the calibration": ("auto", None, True, True),
+}
 
 
-@pytest.mark.parametrize(
-    ("mode", "error", "stops", "requires"), [pytest.param(*case[1:], id=case[0]) for case in STATES]
-)
+@pytest.mark.parametrize(("mode", "error", "stops", "requires"), STATES.values(), ids=STATES)
 def test_who_hangs_up_leaves_the_place_at_once(
     server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
 ) -> None:

@@ -225,6 +225,7 @@ def fitting(schema: Any) -> dict[str, Any]:
 
 
 WEB: Any = {"type": "web_search"}
+CALL, FLAT = {"function": {"name": "f"}}, {"type": "function", "name": "f" * 60}
 # Takes the second that it may take.
 SLOW = {"type": "string", "allOf": [{"pattern": f".*{number}.*"} for number in range(40)]}
 WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
@@ -282,6 +283,12 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "a name of Anthropic's": ("messages", {"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ""),
     "a named tool": ("responses", {"tool_choice": {"type": "function", "name": "a"}}, "tool_choice", "a"),
     "a format": ("responses", {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", ""),
+    "257 calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 257}]}, "messages", "256"),
+    "257 calls as items": ("responses", {"input": [{"type": "function_call", "name": "f"}] * 257}, "input", "256"),
+    "a namespace": ("responses", {"tools": [{"type": "namespace", "name": "a b", "tools": []}]}, "tools.0.name", ""),
+    "a name with that of its namespace": (
+        "responses", {"tools": [FLAT, {"type": "namespace", "name": "n" * 70, "tools": [FLAT]}]}, "tools", "128",
+    ),
     "a long prompt": ("completions", {"prompt": "语" * 30_000}, "prompt", "context"),
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from skydraft.gateway.desk import Desk
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.responses import ResponsesRequest
 
-from .interfaces import ALL_WHOLE, COUNTS, ask, body_of, events_of, plain, post
+from .interfaces import ALL_WHOLE, COUNTS, ask, body_of, events_of, plain
 from .running import PATIENCE_S, Running, gateway, written_by
 from .scripted import byte_by_byte
 from .test_openai_sdk import openai
@@ -150,9 +150,9 @@ def test_a_request_means_the_same_as_a_chat(served: Running, path: str, case: st
         ours, messages = MESSAGES[case]
         chat = {"messages": messages} | ({"tools": [CHAT_TOOL]} if "tools" in ours else {})
     body = plain(path) | ours
-    got, want = post(served, path, **body).json(), served.chat(model="skydraft-lossless", **chat).json()
+    got, want = served.post(path, **body).json(), served.chat(model="skydraft-lossless", **chat).json()
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
-    counted = post(served, COUNTS[path], **body).json()
+    counted = served.post(COUNTS[path], **body).json()
     assert num_used(path, got)[0] == want["usage"]["prompt_tokens"] == counted["input_tokens"]
 
 
@@ -162,7 +162,7 @@ def test_a_number_in_a_call_that_no_double_holds_is_the_largest(number: str) -> 
     body |= {"model": "skydraft", "messages": [{"role": "user", "content": "a"}]}
     said = f'<tool_call>\n{{"name": "get_weather", "arguments": {{"x": {number}}}}}\n</tool_call>'
     with gateway(Pair(byte_by_byte(said))) as running:
-        answer = post(running, "messages", **body)
+        answer = running.post("messages", **body)
         assert [abs(each["input"]["x"]) for each in answer.json()["content"]] == [sys.float_info.max]
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_read_is_words_before_the_last_turn(served: Running, path
     asks, said, told = ({"role": "user", "content": content} for content in ("快", [part], words))
 
     def count(*turns: Any) -> Any:
-        return post(served, COUNTS[path], **plain(path) | {name: turns}).json()
+        return served.post(COUNTS[path], **plain(path) | {name: turns}).json()
 
     assert count(said, says, asks)["input_tokens"] == count(told, says, asks)["input_tokens"]
     for turns in ((said,), (said, asks), (asks, says, said, says)):
@@ -231,7 +231,7 @@ def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() ->
 def test_responses_have_all_fields_that_the_sdk_requires(served: Running, options: dict[str, Any]) -> None:
     """The SDK itself checks no answer, and other clients do."""
     whole, streamed = (
-        post(served, "responses", **plain("responses", stream=stream) | options) for stream in (False, True)
+        served.post("responses", **plain("responses", stream=stream) | options) for stream in (False, True)
     )
     pydantic.TypeAdapter(openai.types.responses.Response).validate_json(whole.content)
     assert whole.json()["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
@@ -240,9 +240,9 @@ def test_responses_have_all_fields_that_the_sdk_requires(served: Running, option
 
 
 def test_the_first_events_hold_nothing_yet_and_the_last_what_was_used(served: Running) -> None:
-    events = events_of(post(served, "responses", **plain("responses", stream=True)).text)
+    events = events_of(served.post("responses", **plain("responses", stream=True)).text)
     assert all(event["response"]["output"] == [] and event["response"]["usage"] is None for event in events[:2])
-    first, *_, delta, last = events_of(post(served, "messages", **plain("messages", stream=True)).text)
+    first, *_, delta, last = events_of(served.post("messages", **plain("messages", stream=True)).text)
     assert first["message"]["content"] == [] and first["message"]["usage"]["input_tokens"] == 2
     assert delta["usage"]["output_tokens"] == 16 and last == {"type": "message_stop"}
 
@@ -251,6 +251,6 @@ def test_errors_of_messages_have_anthropics_shape(served: Running) -> None:
     for more, status, kind in (
         ({"model": "claude"}, 404, "not_found_error"), ({"temperature": 3}, 400, "invalid_request_error"),
     ):  # fmt: skip
-        reply = post(served, "messages", **plain("messages") | more)
+        reply = served.post("messages", **plain("messages") | more)
         assert reply.status_code == status and reply.json()["type"] == "error"
         assert reply.json()["error"]["type"] == kind and "\n" not in reply.json()["error"]["message"]

@@ -79,12 +79,6 @@ TALKS = {"chat/completions": chat, "responses": responses, "messages": messages}
 PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
 
 
-def post(served: Running, path: str, body: dict[str, Any]) -> Any:
-    answer = served.post(path, **{"model": "skydraft-cloud", **body})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 @pytest.mark.parametrize(("path", "body_of"), PATHS)
 @given(text=texts)
 @law(5)
@@ -92,11 +86,12 @@ def test_a_server_of_ids_gets_no_mark_out_of_a_text(
     served_by: Served, path: str, body_of: Callable[[str], Any], text: str
 ) -> None:
     far, served = served_by
-    length = {"max_output_tokens" if path == "responses" else "max_tokens": 1}
+    more = {"model": "skydraft-cloud", "max_output_tokens" if path == "responses" else "max_tokens": 1}
     read = []
     for given_text in (text, "x"):
         num_asked = len(far.model.asked)
-        post(served, path, {**body_of(given_text), **length})
+        answer = served.post(path, **body_of(given_text) | more)
+        assert answer.status_code == 200, answer.text
         prompts = [prompt for asked in far.model.asked[num_asked:] for prompt in asked.prompts]
         read.append(set(map(num_special, prompts)) - {0})  # what a server is measured with has none
     assert read[0] == read[1] and len(read[0]) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skydraft.errors import PromptError
 from skydraft.prompts import tool_calls
 from skydraft.prompts.messages import Message, conversation
-from skydraft.prompts.tool_calls import CallReader, CallText, EnforcedReader
+from skydraft.prompts.tool_calls import CallReader, EnforcedReader, Piece
 from tests.gateway.interfaces import call_text, is_object
 from tests.toys import law
 
@@ -42,13 +42,13 @@ def read(texts: Seq[str], *, certain: bool = False) -> Read:
     pieces = [piece for text in texts for piece in reader.push(text)] + reader.finish()
     said, calls = "", list[tuple[str, str]]()
     for piece in pieces:
-        if isinstance(piece, str):
-            said += piece
+        if piece.kind == "text":
+            said += piece.text
             continue
         if piece.name:
             calls.append((piece.name, ""))
         name, before = calls[-1]
-        calls[-1] = name, before + piece.arguments
+        calls[-1] = name, before + piece.text
         assert piece.is_last == is_object(calls[-1][1])
     return said, calls
 
@@ -175,7 +175,7 @@ def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_th
     '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
     '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
     call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
-    "<tool_call>\n{'name': 'get_weather'}\n</tool_call>",
+    "<tool_call>\n{'name': 'get_weather'}\n</tool_call>", '<tool_call>\n{"name": {}, "arguments": {}}\n</tool_call>',
     '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
     "[" * 5000 + '{"name": "天气"',
@@ -235,7 +235,7 @@ def test_arguments_that_a_grammar_enforces_come_as_they_are_written_and_its_mark
     text, reader = call_text("get_weather", {"city": "上海", "days": 3}), EnforcedReader()
     pieces = [(index, piece) for index, char in enumerate(text) for piece in reader.push(char)]
     assert len(pieces) > 15 and pieces[8][0] < text.index("上海") < pieces[15][0] < text.index("days") + 4
-    assert pieces[0][1] == CallText("{", "get_weather") and pieces[-1][1] == CallText("}", is_last=True)
+    assert pieces[0][1] == Piece("{", "call", "get_weather") and pieces[-1][1] == Piece("}", "call", is_last=True)
     for length in range(len(text)):
         said, calls = read([text[:length]], certain=True)
         assert said == "" and all(name == "get_weather" and text.find(given) > 0 for name, given in calls)
@@ -250,6 +250,6 @@ def test_arguments_of_earlier_turns_are_objects_and_so_are_the_parameters_of_too
         call = {"id": "1", "function": {"name": "f", "arguments": before}}
         (told,) = conversation([{"role": "assistant", "content": None, "tool_calls": [call]}])
         assert dict(told.more) == {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": expected}}]}
-    for parameters in ({"type": "array"}, {"type": ["array", "null"]}, [1], {"type": 1}):
+    for parameters in ({"type": "array"}, {"type": ["array", "null"]}, {"type": 1}):
         with pytest.raises(PromptError, match="'f' must be a schema of an object"):
             tool_calls.calling_grammar([{"name": "f", "parameters": parameters}], parallel=False)
