@@ -67,7 +67,7 @@ def messages() -> Iterator[bytes]:
     yield codec.encode_verdict(Verdict(400, 3, 151_643, "sentences", audit, cost), is_last=True)
     yield codec.encode_verdict(Verdict(400, 3, None, "stop_string", cost=cost))
     yield codec.encode_verdict(Verdict(300, 0, 70_000, "eos", cost=cost), is_last=True)
-    info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 8, 32, 8, 1, 2, (0.5, 7.125), "aa")
+    info = ServerInfo("0.1", "toy", "0123456789abcdef", 9, 4096, "throughput", 32, 8, 1, "aa")
     yield encode_info(info)
     yield codec.encode_opened(Opened(300, cost))
 
