@@ -141,7 +141,7 @@ def connect(
 
     if isinstance(address, str) and is_url(address):
         where = StockOptions(address, api, model, token, tls_ca, insecure)
-        day_sum = DaySum(cache_dir() / "spent.json", where.host.lower())
+        day_sum = None if max_cost is None else DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
         servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum))])
     elif price is not None or max_cost is not None:

@@ -178,7 +178,7 @@ class StockConnection:
 
     async def close(self) -> None:
         await self._pool.close()
-        await self.wire.ledger.settle()
+        self.wire.ledger.settle()
 
     async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire, connection: int = 0) -> StockInfo:
         """Its kind and model, asked for at `wire` if that was before the connection of this number: a server that was

@@ -58,10 +58,10 @@ class Ledger:
         self.budget.pay(cost, told)
         self.spent += told
 
-    async def settle(self) -> None:
+    def settle(self) -> None:
         """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
         with suppress(BudgetSpent):
-            await self.budget.settle()
+            self.budget.settle()
 
 
 @dataclass(eq=False, slots=True)
@@ -86,10 +86,8 @@ class Request:
     connection: int = 0
     _taken_on: int | None = None  # the day of a call that may go out
 
-    async def allow(self) -> None:
+    def allow(self) -> None:
         budget = self.ledger.budget
-        if self.num_tokens:
-            await budget.settle()
         if self.generated is not None:
             self._taken_on = budget.take()
         elif self.num_tokens:
@@ -103,7 +101,7 @@ class Request:
         if self.generated is not None:
             self.ledger.call(self, self.generated)
         if num_tokens:
-            await self.ledger.settle()
+            self.ledger.settle()
         yield body
 
     def end(self) -> None:

@@ -188,7 +188,7 @@ class StockText:
 
     async def close(self) -> None:
         self.break_off()
-        await self._ledger.settle()
+        self._ledger.settle()
 
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are

@@ -112,7 +112,7 @@ class Pool:
 
         method, body, headers, is_again = "GET", None, {}, False
         while True:
-            await request.allow()
+            request.allow()
             began = shared_loop().now()
             may_be_old = not all(each.get_extra_info("is_readable") for each in self._idle)  # as one that is closed
             if request.content is not None:
