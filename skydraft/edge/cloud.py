@@ -40,6 +40,7 @@ _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
 _LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
+_QUIET_S = 30.0  # of a cloud that comes and goes, one outage in so many seconds is told
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -71,7 +72,7 @@ class Cloud:
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._key = random.random()  # orders the servers for what belongs to no text
-        self._waits = Waits()
+        self._waits, self._told_at = Waits(), -_QUIET_S
         self.cancel = self._waits.cancel  # ends waits for facts
 
     def in_background(self) -> Cloud:
@@ -236,7 +237,8 @@ class Cloud:
     ) -> RemoteVerifier:  # fmt: skip
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
-        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, falls_back=falls_back)
+        tells = self._may_tell_outage
+        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, tells, falls_back=falls_back)
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
@@ -244,6 +246,11 @@ class Cloud:
         if not outage and plan.drafts and drafts_first and (self.open_ahead or not waits):
             verifier.open_ahead()
         return verifier
+
+    def _may_tell_outage(self) -> bool:
+        if is_new := (now := time.monotonic()) - self._told_at >= _QUIET_S:
+            self._told_at = now
+        return is_new
 
     def close(self) -> None:
         with suppress(OptionError):  # in a forked process they are the parent's

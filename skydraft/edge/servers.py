@@ -15,7 +15,6 @@ from skydraft.protocol.values import TargetId
 
 T = TypeVar("T")
 _AVOID_S = 5.0  # a lost server is tried last for this long
-_QUIET_S = 30.0  # of servers that come and go, one outage in so many seconds is told
 _CLOSE_S = 1.0  # time for the open closes of sessions
 
 
@@ -40,7 +39,6 @@ class Servers:
         self._ran: dict[str, TargetId] = {}  # by address, the target seen last
         self._avoid_until: dict[str, float] = {}
         self._gone: tuple[float, CloudError | None] = 0.0, None  # when no server answered, and why
-        self._told_at = -_QUIET_S
         self._changed: set[str] = set()  # servers that run another target
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -63,11 +61,6 @@ class Servers:
         """Why a text went on without the servers, none of which has answered since."""
         at, error = self._gone
         return None if any(server.heard_at > at for server in self.all) else error
-
-    def may_tell_outage(self) -> bool:
-        if is_new := (now := time.monotonic()) - self._told_at >= _QUIET_S:
-            self._told_at = now
-        return is_new
 
     def gone(self, error: CloudError) -> None:
         self._gone = shared_loop().now(), error

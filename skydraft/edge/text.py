@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
@@ -33,11 +33,11 @@ class RemoteText:
 
     def __init__(
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        waiting: Waiting, *, falls_back: bool,
+        waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self.came: Came = ignored
-        self._servers, self._context = servers, context
+        self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
         self._waiting, self._falls_back = waiting, falls_back
         self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
@@ -221,7 +221,7 @@ class RemoteText:
         self.outage = gone
         if isinstance(gone, CloudLost) and not is_final:
             self._servers.gone(gone)
-        if is_said := self._servers.may_tell_outage():
+        if is_said := self._may_tell_outage():
             self.lines.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self.there.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
