@@ -39,58 +39,45 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
     Raises OptionError, ModelFilesError or NotEnoughDisk.
     """
     home = home_of(name, model, cache)
+    used = home / ADAPTER
     with disk_errors_named(cache):
         home.mkdir(parents=True, exist_ok=True)
-        if (home / ADAPTER).exists() and (home / ADAPTER).read_bytes() == data:
-            return home / ADAPTER
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-            _drop_half(home)
-            new, copy = home / "new.gguf", home / "copy.gguf"
-            # All that needs room comes before anything moves, and at no moment there is none in use.
-            write_whole(new, data, 0o600)
-            if (home / ADAPTER).exists():
-                write_whole(copy, (home / ADAPTER).read_bytes(), 0o600)
-                for number, path in reversed([*enumerate(_earlier(home)[: MAX_BEFORE - 1], 2)]):
-                    os.replace(path, _before(home, number))
-                os.replace(copy, _before(home, 1))
-            os.replace(new, home / ADAPTER)
-    return home / ADAPTER
+            if used.exists() and used.read_bytes() != data:
+                earlier = _earlier(home)
+                number = max(map(_number, earlier), default=0) + 1
+                write_whole(home / f"before-{number}.gguf", used.read_bytes(), 0o600)
+                for path in earlier[MAX_BEFORE - 1 :]:
+                    path.unlink()
+            write_whole(used, data, 0o600)
+    return used
 
 
 def revert(name: str, model: str, cache: Path) -> bool:
     """Use the adapter before this one again, or none; returns whether there was one. Raises OptionError."""
     home = home_of(name, model, cache)
-    _check_there(home, name, model)
-    with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-        _check_there(home, name, model)  # another process may have taken it back
-        _drop_half(home)
-        earlier, note = _earlier(home), home / LAST_RUN
-        if not earlier:
-            (home / ADAPTER).unlink()
-            note.unlink(missing_ok=True)
-        elif note.exists():  # else a timer would learn the same again
-            write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
-        for number, path in enumerate(earlier):
-            os.replace(path, _before(home, number))
-    return bool(earlier)
-
-
-def _drop_half(home: Path) -> None:
-    """What a kill left of a replacement: the adapter in use as the one before it, too."""
-    first = _before(home, 1)
-    if first.exists() and (home / ADAPTER).exists() and first.read_bytes() == (home / ADAPTER).read_bytes():
-        first.unlink()
-
-
-def _check_there(home: Path, name: str, model: str) -> None:
-    if not (home / ADAPTER).exists():
+    used, note = home / ADAPTER, home / LAST_RUN
+    if not used.exists():
         raise OptionError(f"{model} has no adapter '{name}'.", hint="See: skydraft models list.")
-
-
-def _before(home: Path, number: int) -> Path:
-    return home / (f"before-{number}.gguf" if number else ADAPTER)
+    with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
+        earlier = _earlier(home)
+        if not earlier:
+            used.unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
+            return False
+        if note.exists():  # else a timer would learn the same again
+            write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
+        os.replace(earlier[0], used)
+    return True
 
 
 def _earlier(home: Path) -> list[Path]:
-    """Those before, the newest first; a kill while they move leaves a gap."""
-    return [path for number in range(1, MAX_BEFORE + 1) if (path := _before(home, number)).exists()]
+    """Those before, the newest first. The one in use is none of them: a kill may have left it there, too."""
+    found = sorted(home.glob("before-*.gguf"), key=_number, reverse=True)
+    while found and (home / ADAPTER).exists() and found[0].read_bytes() == (home / ADAPTER).read_bytes():
+        found.pop(0).unlink()
+    return found
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
