@@ -16,7 +16,7 @@ from skydraft.decoding.turns import run_of
 from skydraft.engines.base import TokenBuffer
 from skydraft.types import Cost, Draft, DraftBlock, Prompt
 
-_WINDOW, _LEAST = 32, 3  # of so many tokens that came, so many have to be accepted drafts
+_WINDOW, _LEAST = 32, 3  # of so many tokens that came and had a draft, so many have to be accepted ones
 _FIRST_RUN, _LONGEST_RUN, _LONGER = 3, 64, 1.5  # agreements after which an idle device drafts again
 _NUM_READ, _LOOK_S = 16, 0.1  # tokens that an idle device reads at once; of whether it is closed
 _Send = Callable[[Draft], None]
@@ -43,11 +43,12 @@ class Pace:
     def drafted(self) -> None:
         self._num_steps += 1
 
-    def came(self, is_accepted: bool) -> None:
+    def came(self, is_accepted: bool, *, has_draft: bool) -> None:
         if self.is_idle:
             return
-        self._came.append(is_accepted)
         self._num_came += 1
+        if has_draft:
+            self._came.append(is_accepted)
         if len(self._came) < _WINDOW:
             return
         if sum(self._came) >= _LEAST:
@@ -122,7 +123,8 @@ class Ahead:
             if base > self.base:
                 return  # tokens before these were written here, and come with `go`
             for index in range(self.base - base, len(token_ids)):
-                self._pace.came(index < num_accepted)
+                has_draft = self._begin <= self.base < self._begin + len(self._drafts)
+                self._pace.came(index < num_accepted, has_draft=has_draft)
                 self._append(token_ids[index])
             self._changed.notify_all()
 
@@ -199,7 +201,8 @@ class Ahead:
         else:
             steps, _, cost = self._drafter.steps(text, 1)
         with self._changed:
-            self._is_busy, self._cost, self._num_read = False, self._cost + cost, text.base
+            self._is_busy, self._cost = False, self._cost + cost
+            self._num_read = text.base if read or not reads else self._num_read  # else there is more to read
             if reads:
                 self._pace.read(read)
             elif branch == (self._branch, self._begin, len(self._drafts)):

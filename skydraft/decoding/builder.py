@@ -70,7 +70,8 @@ def start_generation(
             draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, turns),
             with_signals=request.with_signals or plan.gate.needs_signals,
             longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
-            execution=request.execution,
+            # What is only drafted may be read in any parts.
+            execution="throughput" if races and not plan.is_lossy else request.execution,
         )  # fmt: skip
     if verifying:
         # The target reads its prompt while the draft model reads, if that begins with it.

@@ -51,3 +51,21 @@ def test_the_text_is_the_targets(pair: tuple[ToyEngine, ToyEngine], params: Deco
     plain = run(edge, cloud, "cloud", params)
     race = run(waiting(edge, ms), waiting(cloud, ms, on_gpu=True), "lossless", params)
     assert (race.token_ids, race.finish_reason) == (plain.token_ids, plain.finish_reason)
+
+
+class LateLearner(ToyEngine):
+    """It knows nothing of the first 60 tokens of a text, and reads two rows a forward at most."""
+
+    max_output_rows = 2
+
+    def _row(self, cache: list[tuple[int, int]]) -> Any:
+        row = super()._row(cache)
+        return row if len(cache) > 60 else -row
+
+
+def test_a_draft_model_that_gave_up_reads_along_and_begins_again() -> None:
+    edge = waiting(toys.toy(4, kind=LateLearner), 1)
+    params = DecodingParams(max_new_tokens=200, min_new_tokens=200, no_repeat_ngram_size=4)  # nothing to copy
+    race = run(edge, waiting(toys.toy(4), 6, on_gpu=True), "lossless", params)
+    late = [record for record in race.records if record.base > 120]
+    assert sum(record.num_accepted for record in late) > len(late)
