@@ -2,6 +2,7 @@
 
 import json
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import skydraft
@@ -27,7 +28,6 @@ def load_pair(options: EngineOptions | None = None) -> tuple[skydraft.Engine, sk
 
 def machine(weights: str = "Q4_K_M") -> str:
     """One line that says where a figure was measured."""
-    import llama_cpp
-
-    threads = num_cores()
-    return f"{cpu_model()}, {threads} threads, {platform.system()}, llama-cpp-python {llama_cpp.__version__}, {weights}"
+    threads = num_cores()  # importing llama_cpp for its version would let llama.cpp log again
+    built = f"llama-cpp-python {version('llama-cpp-python')}"
+    return f"{cpu_model()}, {threads} threads, {platform.system()}, {built}, {weights}"

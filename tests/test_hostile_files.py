@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +39,9 @@ def calibrations(folder: Path, rng: random.Random) -> None:
 def lessons(folder: Path, rng: random.Random) -> None:
     store, skipped = Store(folder), Counter[str]()
     store.add(lesson(1))
-    data = as_bytes(mutated(json.loads(encode(lesson(2)).partition(b" ")[2]), rng), rng)
+    data = as_bytes(mutated(json.loads(encode(lesson(2))), rng), rng)
     with (folder / "lessons-00000001.jsonl").open("ab") as file:
-        file.write(rng.choice([b"", b"%08x " % zlib.crc32(data)]) + data + rng.choice([b"\n", b"\r", b""]))
+        file.write(data + rng.choice([b"\n", b"\r", b""]))
         file.write(flipped(encode(lesson(3)), rng))
     store.add(lesson(4))
     found = [each.prompt_ids for each in store.lessons(skipped)]

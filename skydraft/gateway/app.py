@@ -33,8 +33,7 @@ from skydraft.gateway.pair import CloudHealth, ModelNames, Pair, model_card
 from skydraft.gateway.refusals import Refusal, refusal_of
 from skydraft.gateway.requests import Defaults, Order, order_of
 from skydraft.gateway.responses import ResponsesAnswer
-from skydraft.gateway.schema import read_ask, read_body
-from skydraft.gateway.tokens import DetokenizeRequest, TokenizeRequest
+from skydraft.gateway.schema import read_ask
 from skydraft.prompts.messages import asked
 
 T = TypeVar("T")
@@ -100,8 +99,6 @@ class Gateway:
             "/v1/responses/input_tokens": partial(self._count, kind=ResponsesAnswer),
             "/v1/messages": partial(self._answer, kind=MessagesAnswer),
             "/v1/messages/count_tokens": partial(self._count, kind=MessagesAnswer),
-            "/tokenize": partial(self._convert, body_of=TokenizeRequest),
-            "/detokenize": partial(self._convert, body_of=DetokenizeRequest),
         }
         gets = {
             "/v1/models": self._models,
@@ -157,11 +154,6 @@ class Gateway:
         order, visit = await self._order(request, kind), request.state.visit
         _, prompts = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
-
-    async def _convert(self, request: Request, body_of: type[TokenizeRequest | DetokenizeRequest]) -> Response:
-        visit, edge = request.state.visit, self.pair.edge
-        body = await self._reading(visit, read_body, visit.body, body_of)
-        return JSONResponse(await self._reading(visit, body.answer, edge.vocab, edge.context_len, takes_long=True))
 
     async def _answer(self, request: Request, kind: type[Answer]) -> Response:
         order, visit = await self._order(request, kind), request.state.visit

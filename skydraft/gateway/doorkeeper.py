@@ -21,7 +21,7 @@ from skydraft.protocol.address import is_loopback
 Authorize: TypeAlias = Callable[[str], str]
 _MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
 _LONG_BODY = 64 * 1024
-_CLOSED = ("/v1/", "/metrics", "/tokenize", "/detokenize")
+_CLOSED = ("/v1/", "/metrics")
 
 
 @dataclass(slots=True)

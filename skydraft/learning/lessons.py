@@ -8,9 +8,8 @@ A lesson has one mark for each token of its text:
     w   the draft model wrote this token; the target would have written another, which is not known
     -   the target did not judge this token: it says nothing
 
-It is one line of a file: eight hex digits, the CRC of the rest, a space, and JSON. The CRC finds lines that were cut or
-damaged; forged ones it does not find. The folder holds `lessons-00000001.jsonl` and the like, which only the user can
-read; the oldest file is deleted when there is too much. Any number of processes append to it, each under its lock.
+It is one line of JSON in a file. The folder holds `lessons-00000001.jsonl` and the like, which only the user can read;
+the oldest file is deleted when there is too much. Any number of processes append to it, each under its lock.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ import errno
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -34,7 +32,6 @@ from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
 from skydraft.files import Stored, lock_file
 
-MAX_LINE_BYTES = 16 << 20  # what is longer was not written by us
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and it is known whether both models agree
@@ -89,23 +86,8 @@ def params_entry(params: DecodingParams) -> dict[str, Any]:
 
 
 def encode(lesson: Lesson) -> bytes:
-    """Write a lesson as a line. Raises RecordsError for one that is too long to be kept."""
-    data = lesson.model_dump_json(by_alias=True, exclude_defaults=True).encode()
-    line = b"%08x %s\n" % (zlib.crc32(data), data)
-    if len(line) > MAX_LINE_BYTES:
-        raise RecordsError(f"A lesson of {len(line) >> 20} MB is too long to be kept.")
-    return line
-
-
-def decode(line: bytes) -> Lesson:
-    """Read a lesson from a line. Raises RecordsError, whose message says in a few words what the line is instead."""
-    checksum, _, data = line.rstrip(b"\n").partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(data):
-        raise RecordsError("cut or damaged")
-    try:
-        return Lesson.model_validate_json(data)
-    except ValidationError as error:
-        raise RecordsError("not a lesson of this version") from error
+    """Write a lesson as a line."""
+    return lesson.model_dump_json(by_alias=True, exclude_defaults=True).encode() + b"\n"
 
 
 class Store:
@@ -136,8 +118,8 @@ class Store:
             pass
 
     def add(self, lesson: Lesson) -> None:
-        """Append a lesson whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if the folder is in use or
-        the lesson is too long."""
+        """Append a lesson whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if the folder is in
+        use."""
         line = encode(lesson)
         with self._locked():
             path = self._file_for(len(line))
@@ -168,7 +150,11 @@ class Store:
                 except FileNotFoundError:  # it went meanwhile, as the oldest do
                     continue
             with file:
-                yield from _lessons(file, skipped)
+                for line in file:
+                    try:
+                        yield Lesson.model_validate_json(line)
+                    except ValidationError:
+                        skipped["cut, damaged or of another version"] += 1
 
     def forget(self) -> tuple[int, int]:
         """Delete all lessons; returns the size that there was. Nothing else in the folder is touched."""
@@ -203,22 +189,6 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             file.truncate(size)  # half a line is of no use
             raise
-
-
-def _lessons(file: BinaryIO, skipped: Counter[str]) -> Iterator[Lesson]:
-    """Read the lessons of a file, with one line in memory at a time, and none that is longer than allowed."""
-    while line := file.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            skipped["too long"] += 1
-            while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-            continue
-        try:
-            lesson = decode(line)
-        except RecordsError as error:
-            skipped[error.message] += 1
-        else:
-            yield lesson
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import httpx2 as httpx
 import pytest
 
 from skydraft.access.keys import Keyring
+from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import OptionError
-from skydraft.gateway import server
+from skydraft.gateway import app, server
 from skydraft.gateway.server import ListenOptions
-from skydraft.gateway.tokens import TokenizeRequest
 
 from .interfaces import ALL_WHOLE, plain
 from .running import PATIENCE_S, Running, gateway
@@ -71,19 +71,25 @@ def test_the_page_and_health_need_no_key(locked: Running) -> None:
 
 
 def test_a_key_that_has_much_to_be_read_lets_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, began, answer = threading.Event(), list[str](), TokenizeRequest.answer
+    go, began, prompted = threading.Event(), list[str](), app.prompted
 
-    def slow(self: TokenizeRequest, *given: Any) -> Any:
-        began.append(self.content)
-        assert self.content != "慢" or go.wait(PATIENCE_S)
-        return answer(self, *given)
+    def slow(request: GenerateRequest, *given: Any) -> Any:
+        began.append(text := str(request.messages[-1].content))
+        assert text != "慢" or go.wait(PATIENCE_S)
+        return prompted(request, *given)
 
-    monkeypatch.setattr(TokenizeRequest, "answer", slow)
+    monkeypatch.setattr(app, "prompted", slow)
     with gateway(authorize=str) as running, ThreadPoolExecutor(3) as pool:
-        read, url = running.client.post, f"{running.url}/tokenize"
-        flood = [pool.submit(read, url, json={"content": "慢"}, headers={"Authorization": "ann"}) for _ in range(3)]
+
+        def read(text: str, key: str) -> Any:
+            body = {"model": "skydraft", "messages": [{"role": "user", "content": text}]}
+            return running.client.post(
+                f"{running.v1}/chat/completions/input_tokens", json=body, headers={"Authorization": key}
+            )
+
+        flood = [pool.submit(read, "慢", "ann") for _ in range(3)]
         running.wait_until(lambda: bool(began))
-        quick = read(url, json={"content": "快"}, headers={"Authorization": "bob"})
+        quick = read("快", "bob")
         assert quick.status_code == 200 and began == ["慢", "快"]
         go.set()
         assert {each.result().status_code for each in flood} == {200}

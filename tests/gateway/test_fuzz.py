@@ -16,7 +16,7 @@ from .test_fields import FOLLOWED, FOLLOWED_IN
 
 LATE_S, MUCH_MIB = 2.0, 250.0
 EXPECTED = {200, 400, 404, 413}
-PATHS = (*FOLLOWED_IN, "responses/input_tokens", "/tokenize", "/detokenize")
+PATHS = (*FOLLOWED_IN, "responses/input_tokens")
 MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality", "answers"))]
 OURS: dict[str, list[Any]] = {
     "gate": ["entropy:1", "always"], "mode": ["edge", "cloud", "quality"], "k": [3],
@@ -45,12 +45,10 @@ class Fuzzer:
             for _ in range(choose.choice([0, 1, 1, 1, 2, 5])):
                 body = self._changed(body)
             data = json.dumps(body, ensure_ascii=choose.random() < 0.7).encode("utf-8", "surrogatepass")
-            yield path if path[0] == "/" else f"/v1/{path}", self._spoilt(data) if choose.random() < 0.1 else data
+            yield f"/v1/{path}", self._spoilt(data) if choose.random() < 0.1 else data
 
     def _sound(self, path: str) -> dict[str, Any]:
         choose = self._random
-        if path[0] == "/":
-            return {"content": choose.choice(TEXTS)} if path == "/tokenize" else {"tokens": [1, 2]}
         name, text = path.removesuffix("/input_tokens"), choose.choice(TEXTS[:6])
         talk = conversations.TALKS.get(name)
         fields = {key: value for key, value in (FOLLOWED | FOLLOWED_IN[name]).items() if choose.random() < 0.1}

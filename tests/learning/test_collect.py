@@ -17,8 +17,9 @@ from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
-from skydraft.errors import CloudLost
+from skydraft.errors import CloudLost, NotEnoughDisk
 from skydraft.learning.collect import Collector, lesson_of, marks_of
+from skydraft.learning.lessons import Lesson, Store
 from skydraft.types import DraftBlock, Round, StepRecord
 from tests import reference, toys
 from tests.serving import serving
@@ -163,11 +164,16 @@ def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypat
 
 
 def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    said, add = list[str](), Store.add
+
+    def full(store: Store, each: Lesson) -> None:
+        if each == lesson(1):
+            raise NotEnoughDisk("No room.")
+        add(store, each)
+
+    monkeypatch.setattr(Store, "add", full)
     with closing(Collector(tmp_path, notify=said.append)) as collector:
-        monkeypatch.setattr("skydraft.learning.lessons.MAX_LINE_BYTES", 1000)
-        long = lesson(1).model_copy(update={"prompt_ids": (1,) * 1000})
-        for each in (lesson(0), long, long, lesson(2)):
+        for each in (lesson(0), lesson(1), lesson(1), lesson(2)):
             collector.add(each)
     assert read(tmp_path)[0] == [lesson(0), lesson(2)]
-    assert len(said) == 2 and "too long" in said[0] and said[1].startswith("2 answers could not be kept")
+    assert len(said) == 2 and "No room" in said[0] and said[1].startswith("2 answers could not be kept")
