@@ -40,7 +40,7 @@ def lessons(folder: Path, rng: random.Random) -> None:
     store, skipped = Store(folder), Counter[str]()
     store.add(lesson(1))
     data = as_bytes(mutated(json.loads(encode(lesson(2))), rng), rng)
-    with (folder / "lessons-00000001.jsonl").open("ab") as file:
+    with (folder / "lessons.jsonl").open("ab") as file:
         file.write(data + rng.choice([b"\n", b"\r", b""]))
         file.write(flipped(encode(lesson(3)), rng))
     store.add(lesson(4))

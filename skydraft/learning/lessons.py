@@ -8,8 +8,8 @@ A lesson has one mark for each token of its text:
     w   the draft model wrote this token; the target would have written another, which is not known
     -   the target did not judge this token: it says nothing
 
-It is one line of JSON in a file. The folder holds `lessons-00000001.jsonl` and the like, which only the user can read;
-the oldest file is deleted when there is too much. Any number of processes append to it, each under its lock.
+It is one line of JSON in `lessons.jsonl`, which only the user can read. A long file becomes `lessons-before.jsonl`, in
+place of an older one. Any number of processes append to it, each under a lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,8 +35,7 @@ AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
 OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and it is known whether both models agree
 MAX_BYTES = 256 << 20
-_NUM_FILES = 16  # so that a sixteenth is lost when the oldest goes
-_LOCK, _FILES = "lessons.lock", re.compile(r"lessons-\d{8,}\.jsonl", re.ASCII)
+_LOCK, _FILES = "lessons.lock", ("lessons-before.jsonl", "lessons.jsonl")
 _LOCK_S = 10.0  # others hold it for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -97,12 +95,9 @@ class Store:
         self.folder, self._max_bytes = folder, max_bytes
 
     def files(self) -> list[Path]:
-        """The files of the store, the oldest first: no links, no pipes, and no files that only look like them."""
-        return [path for path in self._named() if path.is_file() and not path.is_symlink()]
-
-    def _named(self) -> list[Path]:
-        named = (path for path in self.folder.glob("lessons-*.jsonl") if _FILES.fullmatch(path.name))
-        return sorted(named, key=lambda path: (len(path.name), path.name))
+        """The files of the store, the older first: no links, and no pipes."""
+        paths = (self.folder / name for name in _FILES)
+        return [path for path in paths if path.is_file() and not path.is_symlink()]
 
     def size(self) -> tuple[int, int]:
         """(number of files, bytes); files that vanish meanwhile are not counted."""
@@ -122,23 +117,11 @@ class Store:
         use."""
         line = encode(lesson)
         with self._locked():
-            path = self._file_for(len(line))
+            before, path = (self.folder / name for name in _FILES)
             with _errors_named(self.folder):
+                if path.is_file() and path.stat().st_size + len(line) > self._max_bytes // 2:
+                    os.replace(path, before)
                 _append(path, line)
-            self._drop_oldest()
-
-    def _file_for(self, num_bytes: int) -> Path:
-        files, named = self.files(), self._named()
-        number = int(named[-1].stem.rpartition("-")[2]) if named else 1
-        is_ours = files[-1:] == named[-1:]
-        if named and (not is_ours or named[-1].stat().st_size + num_bytes > self._max_bytes // _NUM_FILES):
-            number += 1
-        return self.folder / f"lessons-{number:08d}.jsonl"
-
-    def _drop_oldest(self) -> None:
-        files = self.files()
-        while len(files) > 1 and self.size()[1] > self._max_bytes:
-            files.pop(0).unlink()
 
     def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
         """Read all lessons, the oldest first, one at a time. Raises OptionError. `skipped` counts the lines that hold

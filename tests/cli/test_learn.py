@@ -31,7 +31,7 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     folder = tmp_path / "l"
     assert "is no folder" in invoke("learn", "status", str(folder))[2]
     collect(invoke, folder, "你好", "我们", "他在")
-    with (folder / "lessons-00000001.jsonl").open("a") as file:
+    with (folder / "lessons.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
     says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more answers are needed", "1 lines are cut or damaged")

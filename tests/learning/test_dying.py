@@ -33,4 +33,4 @@ def test_deaths_and_full_disks_change_nothing(pair_folders: tuple[Path, Path], t
     adapters = [next(home.glob("adapters/*/task/adapter.gguf")).read_bytes() for home in homes]
     assert adapters[0] == adapters[1]
     left = {path.name for path in next(homes[1].glob("adapters/*/task")).iterdir() if not path.match("*lock")}
-    assert left == {"adapter.gguf", "last-run", "lessons-00000001.jsonl"}
+    assert left == {"adapter.gguf", "last-run", "lessons.jsonl"}

@@ -296,7 +296,7 @@ def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
     call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons-00000001.jsonl"
+    lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons.jsonl"
     for folder in (lessons.parent, tmp_path / "reviews"):
         folder.mkdir(parents=True)
     lessons.write_text("noise")
