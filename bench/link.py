@@ -2,12 +2,14 @@
 
     python -m bench link [--rtt 0,20,80,150] [--speeds 25:45,8:35] [--rows free] [--prompts 10] [--out FILE]
     python -m bench link --many 16      # devices at one target, in units of as many streams
+    python -m bench link --modes auto,quality --prompts 3 --kinds zh,code,edits --rtt 20,80 --threads 2
 
 Server, link and edge are real, in two processes; both models only wait: what they say was recorded before, by the demo
 pair (`--texts`, made where it is missing: half an hour on a core). --speeds are ms of a step of the draft model and of
 a forward of the target with one row; --rows says what more rows cost. Rates count from the first token on, when both
 have read the prompt. `first text` counts from the request on, with a device that reads a token of the prompt in 0.3 of
-a step. `rounds` are `--k N` with the N that is best in hindsight. Each text has to be the stream's.
+a step. `rounds` are `--k N` with the N that is best in hindsight. Each text has to be the stream's. With --modes the
+draft model is the real one, and texts have 48 tokens. After another token the target goes on as recorded.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -50,6 +52,7 @@ MANY_ROWS, MANY_MS, MANY_RTT = 48, 36.0, 20.0  # of one row; of the round trip
 WARM_S, MANY_S = 4.0, 20.0
 FURTHER_ROW = 0.3  # of a step of the draft model, for each row or token of a prompt after the first
 LONGEST = 16  # drafts of a round
+SHORT = 48  # tokens of a text with the real draft model
 LENGTHS = {"zh": 128, "everyday": 128, "code": 128, "zh-long": 400, "edits": 128}  # tokens
 COPYING = (
     "把下面这段话原样再写一遍，只改正其中的一个错字：清晨的海边很安静，渔民们已经开始整理鱼网，海鸥在远处盘旋，"
@@ -170,24 +173,36 @@ def rounds_ms(text: RecordedText, k: int, step_ms: float, rtt_ms: float, costs: 
 
 
 def measure(
-    texts: Seq[RecordedText], kept: KeptChoices, step_ms: float, costs: Seq[float], rtt_ms: float, port: int
-) -> dict[str, Any]:
+    texts: Seq[RecordedText], plans: dict[str, Plan], edge_of: Callable[[str], Engine], rtt_ms: float, port: int,
+    most: int,
+) -> dict[str, Any]:  # fmt: skip
     """All ways over one link, text by text; each other text turns their order round. Raises AssertionError for a text
-    that is not the stream's."""
-    k = min(range(1, LONGEST + 1), key=lambda k: sum(rounds_ms(text, k, step_ms, rtt_ms, costs) for text in texts))
-    plans = {"stream": make_plan("cloud"), "lossless": make_plan(), "first text": make_plan(), "rounds": make_plan(k=k),
-             "edge": make_plan("edge")}  # fmt: skip
+    that is not the stream's, of a plan that is not lossy."""
     found = {name: Figures() for name in plans}
     with link_to(port, rtt_ms) as (link, cloud):
         for index, text in enumerate([texts[0], *texts]):  # once before it counts
             for name, plan in [*plans.items()][:: 1 - 2 * (index % 2)]:
-                further = FURTHER_ROW * step_ms
-                edge = RecordedDraft(kept, step_ms, further, further if name == "first text" else 0.0)
-                figures, token_ids = timed(text.prompt, plan, len(text.target_ids), edge, cloud, link)
-                assert name == "edge" or token_ids == text.target_ids, (name, text.prompt)
+                num = min(most, len(text.target_ids))
+                figures, token_ids = timed(text.prompt, plan, num, edge_of(name), cloud, link)
+                is_free = plan.is_lossy or not plan.verifies
+                assert is_free or token_ids == text.target_ids[:num], (name, text.prompt)
                 found[name] += figures if index else Figures()
     rows = {name: each.row(found["stream"]) for name, each in found.items()}
-    return {"kind": texts[0].kind, "texts": len(texts), "rtt_ms": rtt_ms, "k": k, "ways": rows}
+    return {"kind": texts[0].kind, "texts": len(texts), "rtt_ms": rtt_ms, "ways": rows}
+
+
+def race(
+    texts: Seq[RecordedText], kept: KeptChoices, step_ms: float, costs: Seq[float], rtt_ms: float, port: int
+) -> dict[str, Any]:
+    k = min(range(1, LONGEST + 1), key=lambda k: sum(rounds_ms(text, k, step_ms, rtt_ms, costs) for text in texts))
+    plans = {"stream": make_plan("cloud"), "lossless": make_plan(), "first text": make_plan(), "rounds": make_plan(k=k),
+             "edge": make_plan("edge")}  # fmt: skip
+    further = FURTHER_ROW * step_ms
+
+    def edge_of(name: str) -> RecordedDraft:
+        return RecordedDraft(kept, step_ms, further, further if name == "first text" else 0.0)
+
+    return {"k": k, **measure(texts, plans, edge_of, rtt_ms, port, max(LENGTHS.values()))}
 
 
 HEAD = (
@@ -276,14 +291,15 @@ def main() -> None:
     parser.add_argument("--speeds", default="25:45,8:35", help="ms of a draft step and of a target's forward")
     parser.add_argument("--rows", choices=ROWS, default="free", help="what a forward of n rows takes")
     parser.add_argument("--many", type=int, default=0, metavar="N", help="devices at one target")
+    parser.add_argument("--modes", default="", help="these, with the real draft model")
     parser.add_argument("--texts", type=Path, default=Path("build/texts.jsonl"))
-    parser.add_argument("--threads", type=int, default=1, help="for recording")
+    parser.add_argument("--threads", type=int, default=1, help="for recording, and for the real draft model")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     texts = [
         each for each in recorded(given.texts, given.prompts, given.threads) if each.kind in given.kinds.split(",")
     ]
-    real, points = skydraft.load(default_pair().draft, threads=1), list[dict[str, Any]]()
+    real, points = skydraft.load(default_pair().draft, threads=given.threads), list[dict[str, Any]]()
     kept, pairs = (
         KeptChoices(real, Recording(texts)),
         [[*map(float, each.split(":"))] for each in given.speeds.split(",")],
@@ -296,9 +312,13 @@ def main() -> None:
         print(f"\ndraft {step_ms:g} ms, target {target_ms:g} ms, rows {given.rows}\n{HEAD}")
         with RecordedServer(given.texts, costs) as server:
             for rtt_ms, mine in itertools.product(map(float, given.rtt.split(",")), by_kind(texts).values()):
-                point = measure(mine, kept, step_ms, costs, rtt_ms, server.port)
+                if given.modes:
+                    plans = {"stream": make_plan("cloud")} | {name: make_plan(name) for name in given.modes.split(",")}
+                    point = measure(mine, plans, lambda name: real, rtt_ms, server.port, SHORT)
+                    print(mine[0].kind, rtt_ms, {name: row["speed"] for name, row in point["ways"].items()}, flush=True)
+                else:
+                    show(point := race(mine, kept, step_ms, costs, rtt_ms, server.port))
                 points.append({"step_ms": step_ms, "target_ms": target_ms, "rows": given.rows, **point})
-                show(point)
                 write(given.out, points)
     write(given.out, points)
 

@@ -16,7 +16,7 @@ from skydraft.decoding.turns import run_of
 from skydraft.engines.base import TokenBuffer
 from skydraft.types import Cost, Draft, DraftBlock, Prompt
 
-_WINDOW, _LEAST = 32, 3  # of so many tokens that came and had a draft, so many have to be accepted ones
+_WINDOW, _LEAST = 32, 5  # of so many tokens that came and had a draft, so many have to be accepted ones
 _FIRST_RUN, _LONGEST_RUN, _LONGER = 3, 64, 1.5  # agreements after which an idle device drafts again
 _NUM_READ, _LOOK_S = 16, 0.1  # tokens that an idle device reads at once; of whether it is closed
 _Send = Callable[[Draft], None]
