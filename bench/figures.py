@@ -23,22 +23,16 @@ NAMES = {
     "lossless;k=5": "lossless --k 5", "lossless;k=6": "lossless --k 6",
 }  # fmt: skip
 ORDER = ("edge", "fluency", "quality", "auto", *list(NAMES)[:3], "lossless", "cloud")
-WAYS = {
-    "quality": "quality",
-    "auto": "auto",
-    "auto;k=12;hand-back=0": "auto, 0",
-    "lossless": "k auto",
-    "cloud": "streaming",
-}
-KINDS = ("text", "code", "copying")
+KINDS = {"zh": "Chinese", "everyday": "everyday", "code": "code", "zh-long": "long Chinese", "edits": "edits"}
+GATED_KINDS = ("zh", "code", "edits")
 
 
 def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link tasks long devices everyday speech presets"
-SUMMARY, LINK, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
+FILES = "link gated_link race_q4_0 race_q4_k_m tasks long devices everyday speech presets"
+SUMMARY, LINK, GATED, RACE_0, RACE_K, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 
@@ -78,15 +72,56 @@ def here(mode: str) -> float:
 
 
 def far(mode: str, rtt_ms: float, kind: str) -> float | None:
-    """Tokens a second in units of the stream's, with the target on a machine of its own."""
-    for point in LINK["points"]:
-        if (point["rtt_ms"], point["kind"]) == (rtt_ms, kind) and WAYS.get(mode) in point["ways"]:
-            ways = point["ways"]
-            return float(ways[WAYS[mode]]["tokens_per_s"] / ways["streaming"]["tokens_per_s"])
+    """Tokens a second in units of the stream's, with the target on a machine of its own, 45 ms a token."""
+    for point in (LINK if mode == "lossless" else GATED)["points"]:
+        is_it = (point["rtt_ms"], point["kind"], point["target_ms"]) == (rtt_ms, kind, 45.0)
+        if is_it and (way := {"cloud": "stream"}.get(mode, mode)) in point["ways"]:
+            return float(point["ways"][way]["speed"])
     return None
 
 
-def far_cell(mode: str, rtt_ms: float, kinds: Iterable[str] = KINDS) -> str:
+def over_a_link() -> list[str]:
+    rows = []
+    for step_ms, target_ms, rtt_ms in sorted({(p["step_ms"], p["target_ms"], p["rtt_ms"]) for p in LINK["points"]})[
+        ::-1
+    ]:
+        of = {p["kind"]: p["ways"] for p in LINK["points"] if (p["step_ms"], p["rtt_ms"]) == (step_ms, rtt_ms)}
+        cells = [f"{of[kind]['lossless']['speed']:.2f}" if kind in of else "–" for kind in KINDS]
+        rows.append([f"{step_ms:g} and {target_ms:g} ms, {rtt_ms:g} ms", *cells])
+    return table(("draft and target, round trip", *KINDS.values()), rows)
+
+
+def what_the_link_carries() -> list[str]:
+    rows = []
+    for point in LINK["points"]:
+        if (point["target_ms"], point["rtt_ms"]) == (45.0, 20.0):
+            ways, race = point["ways"], point["ways"]["lossless"]
+            speeds = [ways["first text"]["whole"], ways["rounds"]["speed"], ways["edge"]["speed"]]
+            counts = [f"{race[name]:.2f}" for name in ("forwards", "sent", "accepted")]
+            traffic = [f"{race[name]:.0f}" for name in ("bytes_up", "bytes_down")]
+            rows.append([KINDS[point["kind"]], *(f"{each:.2f}" for each in speeds), *counts, *traffic])
+    names = (
+        "first text",
+        "rounds, best `--k`",
+        "`edge`",
+        "forwards a token",
+        "drafts sent a token",
+        "accepted of judged",
+    )
+    return table(("25 and 45 ms, 20 ms", *names, "bytes up a token", "bytes down"), rows)
+
+
+def two_engines() -> list[str]:
+    rows = []
+    for name, found in (("Q4_0", RACE_0), ("Q4_K_M", RACE_K)):
+        of = {point["kind"]: point["ways"]["lossless"] for point in found["points"]}
+        costs = " · ".join(f"{found['costs'][f't_v({num})']:.2f}" for num in (2, 4, 8))
+        rows.append([name, costs, *(f"{of[kind]['speed']:.2f} ({of[kind]['whole']:.2f})" for kind in of)])
+    kinds = [KINDS[point["kind"]] for point in RACE_0["points"]]
+    return table(("weights of both", "a forward of 2 · 4 · 8 rows", *kinds), rows)
+
+
+def far_cell(mode: str, rtt_ms: float, kinds: Iterable[str] = GATED_KINDS) -> str:
     found = [far(mode, rtt_ms, kind) for kind in kinds]
     return " · ".join(f"{each:.2f}" for each in found if each is not None) or "–"
 
@@ -139,8 +174,8 @@ def what_it_keeps_of_everyday_questions() -> list[str]:
 
 
 def how_fast() -> list[str]:
-    rows = ([code(mode), f"{here(mode):.2f}", *(far_cell(mode, rtt_ms) for rtt_ms in (20, 80, 150))] for mode in ORDER)
-    return table(("speed, `cloud` = 1", "both on one machine", "20 ms", "80 ms", "150 ms"), rows)
+    rows = ([code(mode), f"{here(mode):.2f}", *(far_cell(mode, rtt_ms) for rtt_ms in (20, 80))] for mode in ORDER)
+    return table(("speed, `cloud` = 1", "both on one machine", "20 ms", "80 ms"), rows)
 
 
 def devices_of(texts: str, num: int, mode: str) -> dict[str, float]:
@@ -191,11 +226,11 @@ def right_answers() -> list[str]:
 
 def in_short() -> list[str]:
     rows = []
-    for mode in (mode for mode in ORDER if mode not in NAMES):
+    for mode in ("lossless", "auto", "edge", "quality", "fluency", "cloud"):
         if mode in PRESETS and mode != "cloud":
             rows.append([code(mode), *preset_cells(mode), f"{PRESETS[mode]['speed']:.2f}", "–"])
             continue
-        speed = "needs no link" if mode == "edge" else far_cell(mode, 80, KINDS[:2])
+        speed = "needs no link" if mode == "edge" else far_cell(mode, 80, GATED_KINDS[:2])
         share = (f"{kept(mode, 'target_agreement'):.3f}", same(mode), f"{kept(mode, 'target_written_per_token'):.2f}")
         rows.append([code(mode), *share, calls(mode, kept(mode, "cloud_calls_per_token")), f"{here(mode):.2f}", speed])
     return table(
@@ -316,6 +351,9 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
         what_a_mode_keeps,
         what_it_keeps_of_everyday_questions,
         what_it_keeps_of_long_texts,
+        over_a_link,
+        what_the_link_carries,
+        two_engines,
         how_fast,
         how_many_devices,
         right_answers,

@@ -326,8 +326,5 @@ def main() -> None:
 def write(out: Path | None, points: list[dict[str, Any]], **more: Any) -> None:
     """A run that is ended keeps what it has."""
     if out:
-        content = {
-            "command": shlex.join(["python -m bench", Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "machine": machine(),
-        }
+        content = {"command": f"{sys.argv[0]} {shlex.join(sys.argv[1:])}", "machine": machine()}
         out.write_text(json.dumps(content | more | {"points": points}, indent=1) + "\n", encoding="utf-8")

@@ -29,7 +29,6 @@ _HELP = """\
 /mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON
-/retry         answer the last question again, with another seed (at temperature 0 the answer is the same)
 /clear         start a new conversation
 /quit          leave; Ctrl-D does so too
 Several lines: begin and end with \"\"\". Ctrl-C ends an answer.
@@ -49,7 +48,6 @@ class Talk:
     params: DecodingParams
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
-    num_retries: int = 0
     think: Think = "auto"
 
     @property
@@ -100,7 +98,6 @@ def chat(
 def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
     """Run a command, or add a user message (always, if fenced). Returns whether an answer is due."""
     if is_fenced or not line.startswith("/"):
-        talk.num_retries = 0
         talk.turns.append(Message("user", line))
         return True
     name, _, rest = line.partition(" ")
@@ -116,9 +113,6 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
             TERMINAL.say(f"{'this' if rest else 'no'} system prompt from now on.")
         case "/save":
             _save(talk, rest)
-        case "/retry":
-            _take_back_answer(talk)
-            return True
         case "/clear":
             talk.turns.clear()
             TERMINAL.say("a new conversation.")
@@ -136,21 +130,12 @@ def _save(talk: Talk, name: str) -> None:
     TERMINAL.say(f"{len(turns)} messages written to {name}, as JSON.")
 
 
-def _take_back_answer(talk: Talk) -> None:
-    while talk.turns and talk.turns[-1].role != "user":
-        talk.turns.pop()
-    if not talk.turns:
-        raise OptionError("There is no question to answer again.", hint="Ask one first.")
-    talk.num_retries += 1
-
-
 def _answer(
     talk: Talk, gate: options.GateChoice, edge: Any, target: Any, output: options.OutputChoice, keep: options.KeepChoice
 ) -> None:
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
-    seed = (talk.params.seed + talk.num_retries) % 2**64
     request = GenerateRequest(
-        talk.messages, gate.plan, replace(talk.params, seed=seed), think=talk.think, execution=gate.execution,
+        talk.messages, gate.plan, talk.params, think=talk.think, execution=gate.execution,
         breaks_loops=gate.breaks_loops, cache_scope="chat",
     )  # fmt: skip
     console = console_for(output.color)

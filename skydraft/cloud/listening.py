@@ -2,7 +2,6 @@
 
 import errno
 import socket
-from contextlib import suppress
 
 import grpc
 
@@ -21,7 +20,7 @@ _MOST_CALLS = ("grpc.max_concurrent_streams", 256)
 _MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
 _INT32_MAX = 2**31 - 1  # of gRPC's settings
 _HANDSHAKE_MS = 10_000
-_MAX_CONNECTIONS, _FILES_LEFT = 8192, 128  # an idle one takes 17 KB
+_MAX_CONNECTIONS = 800  # each is an open file, of which a process may have 1,024; an idle one takes 17 KB
 
 
 def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
@@ -61,18 +60,6 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(newest(), newest)
 
 
-def _most_connections() -> int:
-    """How many connections may be open; some of the files that this process may have are left for other things."""
-    soft = -1
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not on Windows, which has no such limit
-
-        soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        soft = most
-    return _MAX_CONNECTIONS if soft < 0 else max(16, min(_MAX_CONNECTIONS, soft - _FILES_LEFT))
-
-
 class Listener:
     """The port of a server and who may come in, from before its model is loaded to the end.
 
@@ -96,7 +83,7 @@ class Listener:
             _ONE_LISTENER, *FEW_FRAMES, *_MOST_PENDING, _MOST_CALLS,
             ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for what is not even HTTP/2
-            ("grpc.max_allowed_incoming_connections", _most_connections()),
+            ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
         ])  # fmt: skip
         self.calls.answer_at(server)
         self.port = bind(server, self._options)

@@ -15,22 +15,13 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoint import (
-    failed,
-    first_line,
-    load_checkpoint,
-    load_library,
-    read_vocab,
-    weights_fingerprint,
-)
+from skydraft.engines.checkpoint import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
-from skydraft.engines.side_by_side import Stretch, side_by_side
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import BrokenModel, EngineError
 
 _WEIGHTS = ("*.safetensors", "*.bin", "config.json")
-_SAME = 0.02  # of the largest logit: rounding is less, another text is more
 _SMALL_MODEL = 50_000_000  # parameters
 _GROWING, _SLIDING, _EMPTY = "DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"
 
@@ -43,8 +34,8 @@ class Slot:
 
 
 class TransformersEngine(Engine):
-    """Feeds of several sequences run side by side where the model can do that. `num_threads` other than 0 sets the
-    threads of torch for the whole process."""
+    """Feeds of several sequences run one after another. `num_threads` other than 0 sets the threads of torch for the
+    whole process."""
 
     can_copy = True
     default_execution = "throughput"  # rows differ in rounding with how many are computed at once
@@ -76,8 +67,6 @@ class TransformersEngine(Engine):
         self.context_len = min(options.context_len, getattr(config, "max_position_embeddings", options.context_len))
         self.max_sequences = options.max_sequences
         self._check_cache()
-        self._decoder_config = config
-        self._runs_together: bool | None = None  # not tried yet
         self.is_full_precision = options.dtype == "float32"
         self.profile = profile_of(self, self._profile_key(options), options)
 
@@ -126,48 +115,16 @@ class TransformersEngine(Engine):
             with ExitStack() as after, self._torch.inference_mode(), self._adapted.using(self._label):
                 after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
                 self._torch.set_num_threads(self._num_threads)
-                rows = self._run_all(feeds, want_logits)
+                rows = [self._run_one(*feed, want_logits) for feed in feeds]
                 # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
                 return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
         except Exception as error:
             raise failed(self._transformers, f"refused a forward of {num_rows} rows", error, EngineError) from error
 
-    def _run_all(self, feeds: Feeds, want_logits: bool) -> list[Any]:
-        if len(feeds) > 1 and self._runs_together is None:
-            self._runs_together = not looks_at_all_positions(self._decoder_config) and self._tries_together()
-        if len(feeds) > 1 and self._runs_together:
-            return self._run_together(feeds)
-        return [self._run_one(sequence, token_ids, want_logits) for sequence, token_ids in feeds]
-
     def _run_one(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
         positions = self._position_ids(sequence.length, len(token_ids))
         num_wanted = len(token_ids) if want_logits else 1
         return self._run(self._inputs(sequence, token_ids), positions, sequence.slot.cache, num_wanted)
-
-    def _run_together(self, feeds: Feeds) -> list[Any]:
-        inputs = self._torch.cat([self._inputs(*feed) for feed in feeds], 1)
-        parts = [Stretch(sequence.slot.cache, sequence.length, len(token_ids)) for sequence, token_ids in feeds]
-        positions = self._torch.cat([self._position_ids(part.length, part.num_rows) for part in parts], -1)
-        with side_by_side(parts, self._decoder_config) as cache:
-            rows = self._run(inputs, positions, cache, inputs.shape[1])
-        return list(rows.split([part.num_rows for part in parts]))
-
-    def _tries_together(self) -> bool:
-        """Whether two texts have the same rows side by side as one after another."""
-        alone, together = ([Sequence(self, self.allocate(0)) for _ in range(2)] for _ in range(2))
-        try:
-            for lengths in ((3, 5), (4, 1)):
-                texts = [[(7 * at + 3 * length) % self.vocab.size for at in range(length)] for length in lengths]
-                expected = [self._run_one(*feed, True) for feed in zip(alone, texts, strict=True)]
-                rows = self._run_together(list(zip(together, texts, strict=True)))
-                if any((a - b).abs().max() > _SAME * a.abs().max() for a, b in zip(expected, rows, strict=True)):
-                    return False
-                for sequence, text in zip((*alone, *together), texts * 2, strict=True):
-                    sequence.record(text)
-        except Exception as error:  # a model may do anything with its cache; one after another works
-            self._options.notify(f"{self.name} feeds its texts one after another: {first_line(error)}")
-            return False
-        return True
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """The model's input for the next tokens: ids [1, num_rows], or embeddings [1, num_rows, hidden_size]."""
@@ -218,12 +175,6 @@ class TransformersEngine(Engine):
         if self._label:
             self._adapted.remove(self._label)
         self._model = None
-
-
-def looks_at_all_positions(config: Any) -> bool:
-    """Whether rotary embeddings depend on the positions of all rows in the forward, so that texts change each other."""
-    rotary = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
-    return "dynamic" in rotary or "longrope" in rotary or bool(getattr(config, "attn_temperature_tuning", False))
 
 
 @functools.cache

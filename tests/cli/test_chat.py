@@ -55,23 +55,15 @@ def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> No
     assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
 
 
-def test_retry_is_another_answer_to_the_same_question(tmp_path: Path, talk: Talk) -> None:
-    saved = tmp_path / "talk.json"
-    talk("语速", "/retry", f"/save {saved}", options=("--temperature", "0.9", "--seed", "4", "-q"))
-    question, reply = json.loads(saved.read_text())
-    assert question == {"role": "user", "content": "语速"}
-    assert reply["content"] == answer([question], temperature=0.9, seed=5)
-
-
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:
     saved = tmp_path / "talk.json"
     _, err = talk(
-        "语速", "/nope", "/mode best", "/save", "/mode", "/mode auto", "/retry", "/mode quality", "",
-        "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/clear", "/retry", "/help",
+        "语速", "/nope", "/mode best", "/save", "/mode", "/mode auto", "速", "/mode quality", "",
+        "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/clear", "/help",
         "/quit", "never asked",
     )  # fmt: skip
     says = ("no command /nope", "no mode 'best'", "/save needs a name",
-            "/mode needs a name", "/clear", "no question", "no calibration")  # fmt: skip
+            "/mode needs a name", "/clear", "no calibration")  # fmt: skip
     assert all(each in err for each in says), err
     asked = [turn["content"] for turn in json.loads(saved.read_text())][::2]
     assert asked == ["语速", "/quit now", "\ufffd"]

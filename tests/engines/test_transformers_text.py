@@ -15,7 +15,6 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.engines.checkpoint import failed, memory_of
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.side_by_side import SideBySide
 from skydraft.engines.transformers_text import TransformersEngine, cache_argument
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
@@ -91,24 +90,6 @@ def test_lossless_equals_cloud(device: str, dtype: str, temperature: float, fold
         num_drafted += lossless.stats.num_draft_tokens
         num_accepted += lossless.stats.num_accepted_tokens
     assert 0 < num_accepted < num_drafted, "the pair must agree sometimes, not always, or nothing was tested"
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_several_texts_are_one_forward_where_the_model_allows_it(
-    attention: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their rows are those of each alone: tests/engines/test_contract.py."""
-    for is_allowed in (True, False):
-        with TransformersEngine(folders[0], OPTIONS) as engine:
-            engine._model.set_attn_implementation(attention)
-            if not is_allowed:
-                monkeypatch.setattr(SideBySide, "update", lambda *_: 1 / 0)
-            sequences = [engine.open(some_text(engine, length)) for length in (9, 17, 30)]
-            engine.extend_batch([(sequence, [5, 6]) for sequence in sequences])  # it is tried with the first ones
-            forwards: list[Any] = []
-            engine._model.register_forward_hook(lambda *_, made=forwards: made.append(1))
-            engine.extend_batch([(sequence, [7] * size) for size, sequence in enumerate(sequences, 1)])
-            assert (len(forwards), [each.length for each in sequences]) == (1 if is_allowed else 3, [11, 20, 34])
 
 
 def test_a_block_is_checked_in_one_forward_unless_exact_is_asked_for(folders: tuple[Path, Path]) -> None:

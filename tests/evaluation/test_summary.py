@@ -70,7 +70,6 @@ def test_differences_are_to_the_first_mode_and_paired_and_names_are_escaped(tmp_
     assert first.differences == {} and first.measures["punctuation_density"].low < 3 / 7
     assert other.differences["punctuation_density"] == Figure(value=0, low=0, high=0)
     assert dict(other.over_texts["punctuation_density"]) == {"median": 0.41667, "most": 0.5}
-    assert r"\textbar{}b\_50\%\textbackslash{}c \\" in (tmp_path / "table.tex").read_text(encoding="utf-8")
     assert r"| a&#124;b_50%\c |" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 

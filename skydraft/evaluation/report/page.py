@@ -31,10 +31,6 @@ _OVER = "tokens/s over tokens/s of mode cloud on the same prompts"
 SPEED = Measure("cloud", "speed, cloud = 1", "", _OVER, digits=2)
 _PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
 _HINT = "Check its permissions, or choose another folder with --out."
-_NAMED_IN_LATEX = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
-_LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
-    char: f"\\text{name}{{}}" for char, name in _NAMED_IN_LATEX.items()
-}
 _NUM_TASKS = 6  # whose texts are shown
 _ORIGIN_MARKS = {origin: origin.removeprefix("edge-")[0] for origin in LOOKS}
 # A text, and of each token its classes, its tooltip and its text. The classes are that of its origin, x where the
@@ -55,7 +51,7 @@ def write_report(findings: Findings, folder: Path) -> Summary:
         "summary.json": content + "\n", "report.html": render(findings, summary, planes, spread),
         "figures.csv": _csv(_row(each, each.measures) for each in summary.settings),
         "differences.csv": _csv(less), "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
-        **{name: _filled(f"{name}.j2", **whole) for name in ("table.md", "table.tex")},
+        "table.md": _filled("table.md.j2", **whole),
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
         "entropies.svg": spread,
     }  # fmt: skip
@@ -86,7 +82,6 @@ def _filled(template: str, **given: Any) -> str:
         loader=jinja2.PackageLoader("skydraft.evaluation", "report"), autoescape=template.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters["latex"] = lambda text: text.translate(str.maketrans(_LATEX))
     return environment.get_template(template).render(**given)
 
 
