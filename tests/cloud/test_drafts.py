@@ -121,14 +121,10 @@ def test_drafts_of_a_session_that_was_opened_again_begin_anew(is_replayed: bool)
 
 
 def test_a_new_session_of_an_owner_begins_with_what_its_drafts_were_worth() -> None:
-    params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
-    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, params)
-    fresh = Edge(1, 4, params)
-    wrong = tuple((token_id + 1) % len(toys.PIECES) for token_id in edge.likely(60))
-    racing(desk, edge, wrong)
-    shares = []
-    for owner in ("ann", "bob"):
-        asked = desk.ask(fresh.stream(), owner=owner) if owner == "bob" else desk.ask(Edge(2, 4, params).stream())
-        desk.step(2)
-        shares.append(asked.job.session.branch.worth.share)
-    assert shares[0] < 0.3 < shares[1]
+    desk, params = desk_of(4, max_rows=4), replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
+    edge = Edge(0, 4, params)
+    racing(desk, edge, tuple((each + 1) % len(toys.PIECES) for each in edge.likely(60)))
+    asked = [desk.ask(Edge(number, 4, params).stream(), owner=owner) for number, owner in ((1, "ann"), (2, "bob"))]
+    desk.step(3)
+    ann, bob = (each.job.session.branch.worth.share for each in asked)
+    assert ann < 0.3 < bob
