@@ -30,10 +30,12 @@ from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.cost_model import row_ms
 from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.checkpoint import weights_fingerprint
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.models import default_pair
+from skydraft.models import default_pair, resolve
+from skydraft.models.cache import cache_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class RecordedModel(ListEngine):
 
     def __init__(self, real: Engine, recording: Recording, costs: Seq[float], max_sequences: int) -> None:
         super().__init__("recorded")
-        self.vocab, self.fingerprint, self.context_len = real.vocab, "recorded", 4096
+        self.vocab, self.fingerprint, self.context_len = real.vocab, _weights_of_the_target(), 4096
         self.max_sequences, self.max_output_rows = max_sequences, len(costs)
         self.profile = RowProfile(len(costs), tuple(costs))
         self._recording = recording
@@ -99,6 +101,12 @@ class RecordedModel(ListEngine):
             found.append(rows)
         time.sleep(max(until - time.perf_counter(), 0.0))
         return found
+
+
+def _weights_of_the_target() -> str:
+    """What the calibration of the pair knows it by."""
+    path = resolve(default_pair().target, cache_dir(), offline=True)
+    return weights_fingerprint([path]) if path else "recorded"
 
 
 class RecordedServer:
