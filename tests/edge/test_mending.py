@@ -14,14 +14,14 @@ import pytest
 
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
-from skydraft import DecodingParams
+from skydraft import DecodingParams, make_plan
 from skydraft.edge.channel import Channel
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import HEALTH
 
 from ..cloud.driver import holding, slow_toy
-from ..serving import PATIENCE_S, certified, free_port, serving
-from .texts import GATED, begin, by_plan, undisturbed
+from ..serving import PATIENCE_S, Process, certified, free_port, serving
+from .texts import ALONE, GATED, begin, by_plan, undisturbed
 
 
 @by_plan
@@ -117,3 +117,19 @@ def test_a_server_found_dead_a_moment_ago_costs_no_wait_and_is_used_as_soon_as_i
                     began = time.monotonic()
                     assert ("edge-fallback" in begin(cloud, GATED).run().origins) is not is_up
             assert is_up or time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("plan", [ALONE, make_plan("lossless")], ids=["cloud", "lossless"])
+def test_a_reader_who_takes_its_time_is_no_silence_of_the_cloud(plan: Any) -> None:
+    server, many = Process(), DecodingParams(max_new_tokens=1000, min_new_tokens=1000)
+    with closing(skydraft.connect(server.address, timeout_s=2, require=True)) as cloud:
+        generation = begin(cloud, plan, many)
+        rounds = generation.rounds()
+        next(rounds)
+        server.kill()
+        server.start()
+        time.sleep(2.5)
+        try:
+            assert sum(1 for _ in rounds) and len(generation.token_ids) == 1000
+        finally:
+            server.kill()
