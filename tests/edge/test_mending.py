@@ -1,8 +1,10 @@
 """What is slow, far, busy, limited, stopped or broken for a moment is not gone, and nothing is left behind."""
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +17,15 @@ import pytest
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.channel import Channel
+from skydraft.edge.channel import Channel, Waits, shared_loop
+from skydraft.edge.text import RemoteText
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.engines.toy import open_toy
 from skydraft.protocol.values import HEALTH
 
 from ..cloud.driver import holding, slow_toy
 from ..serving import PATIENCE_S, Process, certified, free_port, serving
-from .texts import ALONE, GATED, begin, by_plan, undisturbed
+from .texts import ALONE, GATED, LOSSLESS, begin, by_plan, undisturbed
 
 
 @by_plan
@@ -133,3 +137,37 @@ def test_a_reader_who_takes_its_time_is_no_silence_of_the_cloud(plan: Any) -> No
             assert sum(1 for _ in rounds) and len(generation.token_ids) == 1000
         finally:
             server.kill()
+
+
+@pytest.mark.parametrize("plan", [LOSSLESS, make_plan(gate="entropy:100", k=4)], ids=["lossless", "skipped"])
+def test_a_text_that_begins_alone_says_so_and_asks_nobody(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the event loop is busy for a moment."""
+    asked, lines, sound = list[Any](), list[str](), RemoteVerifier.go_alone
+
+    def go_alone(self: RemoteVerifier, gone: Any) -> None:
+        shared_loop().post(lambda: time.sleep(0.1))
+        sound(self, gone)
+
+    monkeypatch.setattr(RemoteVerifier, "go_alone", go_alone)
+    monkeypatch.setattr(RemoteText, "ask", lambda *given: asked.append(given))
+    address = f"127.0.0.1:{free_port()}"
+    with closing(skydraft.connect(address, fallback="start", timeout_s=2, notify=lines.append)) as cloud:
+        begin(cloud, plan).run()
+    assert not asked and [line.endswith("going on alone.") for line in lines] == [True]
+
+
+def test_an_interrupt_or_a_failing_line_ends_what_was_waited_for() -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            ended.set()
+
+    def late() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Waits().run(work(), 0.05, late)
+    assert ended.wait(1.0)
