@@ -217,10 +217,10 @@ class RemoteText:
             is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # which says until when
             raise too_late(self._servers.name, error, tries.waited_s) if is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
-        self.go_alone(gone, is_final=recovery.is_final)
+        await self.go_alone(gone, is_final=recovery.is_final)
         raise gone
 
-    def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
+    async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
         self.outage = gone
         if isinstance(gone, CloudLost) and not is_final:

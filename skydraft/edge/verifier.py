@@ -110,6 +110,7 @@ class RemoteVerifier:
     def stop(self) -> bool:
         """Stop the target's writing. False while `verify` must still take written tokens."""
         if self._answers is not None:
+            self._loop.check_process()
             self._loop.post(self._text.stop)
             while self._answers is not None and (verdict := self._next(self._answers)):
                 self._written.append(verdict)
@@ -126,7 +127,8 @@ class RemoteVerifier:
 
     def go_alone(self, gone: CloudError) -> None:
         """Begin without a cloud that was not reached yet."""
-        self._loop.call(lambda: self._text.go_alone(gone))
+        self._loop.begin(self._text.go_alone(gone)).result()  # before the text asks
+        self._say()
 
     def cancel(self) -> None:
         """End a wait and all later ones with Cancelled. Any thread may call this."""
