@@ -21,6 +21,7 @@ from skydraft.edge.channel import Channel, Waits, shared_loop
 from skydraft.edge.text import RemoteText
 from skydraft.edge.verifier import RemoteVerifier
 from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudLost
 from skydraft.protocol.values import HEALTH
 
 from ..cloud.driver import holding, slow_toy
@@ -149,7 +150,12 @@ def test_a_text_that_begins_alone_says_so_and_asks_nobody(plan: Any, monkeypatch
         sound(self, gone)
 
     monkeypatch.setattr(RemoteVerifier, "go_alone", go_alone)
-    monkeypatch.setattr(RemoteText, "ask", lambda *given: asked.append(given))
+
+    def ask(text: RemoteText, answers: Any, *given: Any) -> None:
+        asked.append(given)
+        answers.put(CloudLost("asked"))
+
+    monkeypatch.setattr(RemoteText, "ask", ask)
     address = f"127.0.0.1:{free_port()}"
     with closing(skydraft.connect(address, fallback="start", timeout_s=2, notify=lines.append)) as cloud:
         begin(cloud, plan).run()
