@@ -202,7 +202,8 @@ class Ahead:
             steps, _, cost = self._drafter.steps(text, 1)
         with self._changed:
             self._is_busy, self._cost = False, self._cost + cost
-            self._num_read = text.base if read or not reads else self._num_read  # else there is more to read
+            if read or not reads or not cost.num_passes:  # else there is more to read
+                self._num_read = text.base
             if reads:
                 self._pace.read(read)
             elif branch == (self._branch, self._begin, len(self._drafts)):

@@ -57,11 +57,13 @@ class Waits:
         if self._is_cancelled:
             pending.cancel()
         try:
-            if soon_s is not None and not wait((pending,), soon_s).done:
-                late()
             with or_else(pending.cancel):
+                if soon_s is not None and not wait((pending,), soon_s).done:
+                    late()
                 return pending.result()
         except CancelledError as error:
+            if shared_loop().is_over:  # the thread ends with the interpreter, without a word
+                threading.Event().wait()
             raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
         finally:
             self._pending.discard(pending)

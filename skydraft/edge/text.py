@@ -48,7 +48,9 @@ class RemoteText:
         self.lines = deque[str]()  # for the user, which the generation's thread says
         self._work: asyncio.Task[None] | None = None  # the opening, or the last call
         self._deadline: asyncio.Timeout | None = None  # for what the target writes after it was stopped
-        self._fault: tuple[SkydraftError, float] | None = None  # what ended the reading, and since when it was waited
+        self._fault: tuple[SkydraftError, float] | None = (
+            None  # what ended the reading, and since when the server had been asked
+        )
         self.outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
 
@@ -57,23 +59,25 @@ class RemoteText:
         self._work.add_done_callback(seen)
 
     async def open(self) -> None:
+        began = self._loop.now()
         try:
             await self.there.open(self._waiting)
         except SkydraftError as error:
-            self._fault = error, self._loop.now()
+            self._fault = error, began
 
-    def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> None:
+    def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
         """Put the verdict on a block into `answers`, what the target writes on, and None; or an error.
 
-        Of a block that is longer than the server accepts the verdict is on its first part. The error is a CloudError if
+        Of a block that is longer than the server accepts the verdict is on its first part. The thread has waited since
+        `since`. The error is a CloudError if
         the cloud is lost for good, or for now if the text falls back.
         """
         self._answers = answers
-        self.begin(self._answer(self._work, answers, block, catch_up, write))
+        self.begin(self._answer(self._work, answers, block, catch_up, write, since))
 
     async def _answer(
         self, before: asyncio.Task[None] | None, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...],
-        write: int,
+        write: int, since: float,
     ) -> None:  # fmt: skip
         end: Exception | None = None
         try:
@@ -82,7 +86,7 @@ class RemoteText:
                     await asyncio.wait((before,))
                 finally:
                     before.cancel()
-            verdict = await self._persist(block, catch_up, write)
+            verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
             self.came(block.base, verdict.commits(block.first(self.max_block)), 0)
             await self._read_on(answers)
@@ -118,11 +122,11 @@ class RemoteText:
                 await asyncio.wait((task,))
         await self.there.close()
 
-    async def _persist(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
+    async def _persist(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> Verdict:
         """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
-        error, began = self._fault or (None, self._loop.now())
+        error, began = self._fault or (None, since)
         self._fault = None
-        tries = Situation(self._waiting.timeout_s, self._falls_back, began=began)
+        tries = Situation(self._waiting.timeout_s, self._falls_back, began=max(began, since))
         while True:
             if error is not None:
                 await self._mend(error, tries)
@@ -213,10 +217,10 @@ class RemoteText:
             is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # which says until when
             raise too_late(self._servers.name, error, tries.waited_s) if is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
-        self.go_alone(gone, is_final=recovery.is_final)
+        await self.go_alone(gone, is_final=recovery.is_final)
         raise gone
 
-    def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
+    async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
         self.outage = gone
         if isinstance(gone, CloudLost) and not is_final:

@@ -61,7 +61,8 @@ class RemoteVerifier:
         if (gone := self._text.outage) is not None:
             raise gone.with_traceback(None)  # else its traceback would keep each round alive
         self.called, self._answers = True, (answers := Answers())
-        self._loop.call(lambda: self._ask(answers, block, tuple(catch_up), write))
+        since = self._loop.now() - self._rtt_ms / 1e3  # a reader may have taken its time since the last round
+        self._loop.call(lambda: self._ask(answers, block, tuple(catch_up), write, since))
         try:
             verdict = self._next(answers)
         finally:
@@ -73,11 +74,13 @@ class RemoteVerifier:
         while self._text.lines:
             self._notify(self._text.lines.popleft())
 
-    def _ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> None:
+    def _ask(
+        self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float
+    ) -> None:  # fmt: skip
         if self._is_cancelled:
             answers.put(Cancelled("The generation was cancelled."))
         else:
-            self._text.ask(answers, block, catch_up, write)
+            self._text.ask(answers, block, catch_up, write, since)
 
     def _next(self, answers: Answers) -> Verdict | None:
         """The next verdict, None at the end of the call."""
@@ -107,6 +110,7 @@ class RemoteVerifier:
     def stop(self) -> bool:
         """Stop the target's writing. False while `verify` must still take written tokens."""
         if self._answers is not None:
+            self._loop.check_process()
             self._loop.post(self._text.stop)
             while self._answers is not None and (verdict := self._next(self._answers)):
                 self._written.append(verdict)
@@ -123,7 +127,8 @@ class RemoteVerifier:
 
     def go_alone(self, gone: CloudError) -> None:
         """Begin without a cloud that was not reached yet."""
-        self._loop.call(lambda: self._text.go_alone(gone))
+        self._loop.begin(self._text.go_alone(gone)).result()  # before the text asks
+        self._say()
 
     def cancel(self) -> None:
         """End a wait and all later ones with Cancelled. Any thread may call this."""

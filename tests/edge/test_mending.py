@@ -1,8 +1,10 @@
 """What is slow, far, busy, limited, stopped or broken for a moment is not gone, and nothing is left behind."""
 
+import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +16,17 @@ import pytest
 
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
-from skydraft import DecodingParams
-from skydraft.edge.channel import Channel
+from skydraft import DecodingParams, make_plan
+from skydraft.edge.channel import Channel, Waits, shared_loop
+from skydraft.edge.text import RemoteText
+from skydraft.edge.verifier import RemoteVerifier
 from skydraft.engines.toy import open_toy
+from skydraft.errors import CloudLost
 from skydraft.protocol.values import HEALTH
 
 from ..cloud.driver import holding, slow_toy
-from ..serving import PATIENCE_S, certified, free_port, serving
-from .texts import GATED, begin, by_plan, undisturbed
+from ..serving import PATIENCE_S, Process, certified, free_port, serving
+from .texts import ALONE, GATED, LOSSLESS, begin, by_plan, undisturbed
 
 
 @by_plan
@@ -117,3 +122,58 @@ def test_a_server_found_dead_a_moment_ago_costs_no_wait_and_is_used_as_soon_as_i
                     began = time.monotonic()
                     assert ("edge-fallback" in begin(cloud, GATED).run().origins) is not is_up
             assert is_up or time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("plan", [ALONE, make_plan("lossless")], ids=["cloud", "lossless"])
+def test_a_reader_who_takes_its_time_is_no_silence_of_the_cloud(plan: Any) -> None:
+    server, many = Process(), DecodingParams(max_new_tokens=1000, min_new_tokens=1000)
+    with closing(skydraft.connect(server.address, timeout_s=2, require=True)) as cloud:
+        generation = begin(cloud, plan, many)
+        rounds = generation.rounds()
+        next(rounds)
+        server.kill()
+        server.start()
+        time.sleep(2.5)
+        try:
+            assert sum(1 for _ in rounds) and len(generation.token_ids) == 1000
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("plan", [LOSSLESS, make_plan(gate="entropy:100", k=4)], ids=["lossless", "skipped"])
+def test_a_text_that_begins_alone_says_so_and_asks_nobody(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the event loop is busy for a moment."""
+    asked, lines, sound = list[Any](), list[str](), RemoteVerifier.go_alone
+
+    def go_alone(self: RemoteVerifier, gone: Any) -> None:
+        shared_loop().post(lambda: time.sleep(0.1))
+        sound(self, gone)
+
+    monkeypatch.setattr(RemoteVerifier, "go_alone", go_alone)
+
+    def ask(text: RemoteText, answers: Any, *given: Any) -> None:
+        asked.append(given)
+        answers.put(CloudLost("asked"))
+
+    monkeypatch.setattr(RemoteText, "ask", ask)
+    address = f"127.0.0.1:{free_port()}"
+    with closing(skydraft.connect(address, fallback="start", timeout_s=2, notify=lines.append)) as cloud:
+        begin(cloud, plan).run()
+    assert not asked and [line.endswith("going on alone.") for line in lines] == [True]
+
+
+def test_an_interrupt_or_a_failing_line_ends_what_was_waited_for() -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            ended.set()
+
+    def late() -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        Waits().run(work(), 0.05, late)
+    assert ended.wait(1.0)
