@@ -33,7 +33,7 @@ class Pace:
         self.is_idle = False
         self._came = deque[bool](maxlen=_WINDOW)
         self._run, self._needed = 0, float(_FIRST_RUN)
-        self._num_steps = self._num_came = 0
+        self._num_steps = self._num_came = self._num_late = 0
         self._is_slow = False  # slower than the target
 
     @property
@@ -41,7 +41,13 @@ class Pace:
         return not self._is_slow
 
     def drafted(self) -> None:
-        self._num_steps += 1
+        self._num_steps, self._num_late = self._num_steps + 1, 0
+
+    def late(self) -> None:
+        """A step was over when its token had come; one after another, if the target is faster."""
+        self._num_late += 1
+        if self._num_late >= _WINDOW:
+            self.is_idle = self._is_slow = True
 
     def came(self, is_accepted: bool, *, has_draft: bool) -> None:
         if self.is_idle:
@@ -213,6 +219,7 @@ class Ahead:
             elif steps and np.array_equal(self._text.view[: len(token_ids)], token_ids):  # it came too late
                 written = int(self._text.view[len(token_ids)])
                 self._agrees.setdefault(text.base, None if steps[0].is_forced else steps[0].token_id == written)
+                self._pace.late()
             self._changed.notify_all()
         return True
 
@@ -228,10 +235,10 @@ class Ahead:
 
     def _copy(self, copies: Copies) -> None:
         self._num_searched = self.base
+        found = copies.draft(self._text.view)
         if self._drafter is not None and copies.share < self._worth.share:
             return
         ahead = tuple(each.token_id for each in self._drafts[self.base - self._begin :])
-        found = copies.draft(self._text.view)
         if len(found) > len(ahead) and found[: len(ahead)] == ahead:
             self._add([Step(token_id, is_copied=True) for token_id in found[len(ahead) :]])
 

@@ -13,10 +13,6 @@ _PRIOR, _PRIOR_WEIGHT, _MEMORY = 0.7, 8.0, 64.0  # judged drafts, after which ol
 _MAY_DELAY = 1.1  # how much longer a forward may take by drafts, if a text in it sends none
 
 
-def ignored(base: int, token_ids: Seq[int], num_accepted: int) -> None:
-    """A `Came` of nobody."""
-
-
 class Worth:
     """The share of drafts that were right lately, at first `share`; `of` takes all notes, too."""
 

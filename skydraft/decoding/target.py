@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from skydraft.config import MAX_K, DecodingParams, Execution
-from skydraft.decoding.branch import Branch, Came, Worth, ignored, num_fed
+from skydraft.decoding.branch import Branch, Came, Worth, num_fed
 from skydraft.decoding.context import Context
 from skydraft.decoding.cost_model import row_ms
 from skydraft.decoding.plan import Plan
@@ -120,7 +120,7 @@ class LocalVerifier(TargetSession):
         self._is_closed = self.called = False
         self.sent, self.link = Sent(), LinkCost()  # nothing leaves this process
         self._branch, self._drafts, self._num_branches = Branch(Worth()), deque[Draft](), 0
-        self.hear(ignored)
+        self.hear(lambda base, token_ids, num_accepted: None)
 
     def hear(self, came: Came) -> None:
         self._came = came

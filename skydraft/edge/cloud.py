@@ -18,8 +18,7 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.text import SILENT_S, RemoteText, too_late
-from skydraft.edge.verifier import Notify, RemoteVerifier, silent, waiting_for
+from skydraft.edge.verifier import SILENT_S, Notify, RemoteText, RemoteVerifier, silent, too_late, waiting_for
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import (

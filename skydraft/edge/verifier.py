@@ -1,16 +1,270 @@
-"""The verifier at the other end of a link: one thread's calls of a text that the event loop owns."""
+"""A text at one of several servers, which the event loop owns; and the verifier, which is one thread's calls of it."""
 
+import asyncio
+import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeAlias
 
+from skydraft import errors
 from skydraft.decoding.branch import Came
-from skydraft.edge.channel import Waiting, shared_loop
-from skydraft.edge.text import Answers, RemoteText
-from skydraft.errors import Cancelled, CloudError
-from skydraft.types import Draft, DraftBlock, LinkCost, Verdict
+from skydraft.decoding.context import Context
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.channel import Waiting, seen, shared_loop
+from skydraft.edge.recovery import Recovery, Situation, recover
+from skydraft.edge.server import Server
+from skydraft.edge.servers import Servers, of_each
+from skydraft.engines.vocab import Vocab
+from skydraft.errors import Cancelled, CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
+from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
+
+Answers: TypeAlias = SimpleQueue[Verdict | str | Exception | None]  # verdicts and lines for the user, until an end
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
+_PROBE_S, SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
+
+
+class RemoteText:
+    """A text of one generation, whose committed tokens are `context`. It stays at its server until that is lost.
+
+    Everything but `spent` and `sent` runs on the event loop, where one coroutine at a time asks and reads.
+    """
+
+    def __init__(
+        self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
+        waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
+    ) -> None:  # fmt: skip
+        self.max_block: int | None = None  # what the server accepts, after it refused a longer one
+        self.came: Came = lambda base, token_ids, num_accepted: None
+        self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
+        self._waiting, self._falls_back = waiting, falls_back
+        self._loop, self._key = shared_loop(), random.random()
+        self._server = servers.in_order(self._key)[0]
+        self._met: Server | None = None  # the server that has the text, once it has answered
+        self.there = self._server.begin(context, prompt, vocab, request)
+        self.there.target = servers.target
+        self._answers = Answers()  # of the call under way
+        self.lines = deque[str]()  # for the user, which the generation's thread says
+        self._work: asyncio.Task[None] | None = None  # the opening, or the last call
+        self._deadline: asyncio.Timeout | None = None  # for what the target writes after it was stopped
+        self._fault: tuple[SkydraftError, float] | None = (
+            None  # what ended the reading, and since when the server had been asked
+        )
+        self.outage: CloudError | None = None  # the reason why the text continues alone
+        self._probing: asyncio.Task[None] | None = None
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.ensure_future(work)
+        self._work.add_done_callback(seen)
+
+    async def open(self) -> None:
+        began = self._loop.now()
+        try:
+            await self.there.open(self._waiting)
+        except SkydraftError as error:
+            self._fault = error, began
+
+    def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
+        """Put the verdict on a block into `answers`, what the target writes on, and None; or an error.
+
+        Of a block that is longer than the server accepts the verdict is on its first part. The thread has waited since
+        `since`. The error is a CloudError if
+        the cloud is lost for good, or for now if the text falls back.
+        """
+        self._answers = answers
+        self.begin(self._answer(self._work, answers, block, catch_up, write, since))
+
+    async def _answer(
+        self, before: asyncio.Task[None] | None, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...],
+        write: int, since: float,
+    ) -> None:  # fmt: skip
+        end: Exception | None = None
+        try:
+            if before is not None and not before.done():
+                try:
+                    await asyncio.wait((before,))
+                finally:
+                    before.cancel()
+            verdict = await self._persist(block, catch_up, write, since)
+            answers.put(verdict)
+            self.came(block.base, verdict.commits(block.first(self.max_block)), 0)
+            await self._read_on(answers)
+        except Exception as error:
+            end = error
+        except asyncio.CancelledError:
+            end = Cancelled("The generation was cancelled.")
+        if not self._loop.is_over:  # else the thread ends with the interpreter, without a word
+            answers.put(end)
+
+    def draft(self, draft: Draft) -> None:
+        self.there.draft(draft)
+
+    def stop(self) -> None:
+        """Stop the target's writing; all that it has written is still read."""
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._waiting.timeout_s)
+            self.there.stop()
+
+    def cancel(self) -> None:
+        """End the call under way with Cancelled."""
+        if self._work is not None:
+            self._work.cancel()
+
+    def close(self) -> None:
+        """End the text at the server. Never waits; any thread may call this."""
+        self._servers.end(self._end)
+
+    async def _end(self) -> None:
+        for task in (self._probing, self._work):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+        await self.there.close()
+
+    async def _persist(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> Verdict:
+        """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
+        error, began = self._fault or (None, since)
+        self._fault = None
+        tries: Situation | None = None
+        while True:
+            if error is not None:
+                tries = tries or Situation(self._waiting.timeout_s, self._falls_back, began=max(began, since))
+                await self._mend(error, tries)
+            try:
+                verdict = await self._judge(block, catch_up, write)
+            except SkydraftError as failed:
+                error = failed
+                continue
+            if self._met is not self._server:  # it has just begun the text, or gone on with it
+                self._servers.met(self._server, self.there.target)
+                self._met = self._server
+            return verdict
+
+    async def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
+        try:
+            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
+        except errors.LimitExceeded:
+            facts = await self._servers.learn(self._server, self._waiting.timeout_s)
+            if len(block.token_ids) <= facts.max_block:
+                raise
+            self.max_block = facts.max_block
+            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
+
+    async def _read_on(self, answers: Answers) -> None:
+        """Read what the target writes until it stops, however slow the text's reader is. If that fails, the next call
+        mends it: noticed once, so that the text does not wait for a second sign of it."""
+        began = self._loop.now()
+        try:
+            async with asyncio.timeout(None) as self._deadline:
+                while self.there.is_writing:
+                    began = self._loop.now()
+                    for verdict in await self.there.next_written(self._waiting):
+                        answers.put(verdict)
+                        self.came(verdict.base, verdict.commits(), verdict.num_accepted)
+        except TimeoutError:
+            self._fault = CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped."), began
+        except SkydraftError as error:
+            self._fault = error, began
+        finally:
+            self._deadline = None
+        if self._fault:
+            self.there.break_off()
+
+    async def _mend(self, error: SkydraftError, tries: Situation) -> None:
+        tries.tried.add(self._server.address)
+        tries.faults[self._server.address] = error
+        if isinstance(error, CloudLost):
+            self._servers.lost(self._server)
+        has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
+        if has_changed and not self._context.num_seen:
+            self.there.target = self._met = None  # all servers of the list run another target now
+            self.there.reopen()
+            return
+        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.tried]
+        now, tries.has_others = self._loop.now(), bool(others)
+        tries.waited_s, tries.silent_s = now - tries.began, now - max(tries.began, self._server.heard_at)
+        recovery = recover(error, tries)
+        match recovery.step:
+            case "give up" | "alone":
+                await self._end_tries(error, recovery, tries)
+            case "elsewhere":
+                self._move(others[0])
+            case "open again":
+                self.there.reopen(renumber=isinstance(error, errors.SessionTaken))
+            case "again" | "reconnect":
+                tries.tried.clear()  # after a pause all servers may be tried again
+        self._say_that_it_waits(error, tries)
+        if recovery.step == "reconnect":
+            await self.there.renew()
+        tries.num_tries += 1
+        tries.num_failures += isinstance(error, CloudFailure)
+        tries.num_reopened += recovery.step == "open again"
+        await asyncio.sleep(recovery.pause_s)
+
+    def _move(self, server: Server) -> None:
+        self._server = server
+        self.there.reopen(server)
+
+    def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
+        waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it goes on alone in a moment
+        if isinstance(error, CloudLost) and waits and not tries.is_told:
+            tries.is_told = True
+            self._answers.put(f"{self._gone(error)}; waiting up to {self._waiting.timeout_s:g} s for it.")
+
+    async def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
+        if recovery.step == "give up":
+            error = of_each(tries.faults)
+            is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # which says until when
+            raise too_late(self._servers.name, error, tries.waited_s) if is_late else error
+        gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
+        await self.go_alone(gone, is_final=recovery.is_final)
+        raise gone
+
+    async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
+        """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
+        self.outage = gone
+        if isinstance(gone, CloudLost) and not is_final:
+            self._servers.gone(gone)
+        if is_said := self._may_tell_outage():
+            self.lines.append(f"{self._gone(gone)}; going on alone.")
+        if not is_final and self.there.resumes:
+            self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
+
+    def _gone(self, error: CloudError) -> str:
+        what = "is gone" if self._servers.is_reached else "was not reached"
+        what = "is not ready" if isinstance(error, errors.CloudLoading) else what
+        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else what
+        return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
+
+    async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
+        # A server that answers, but fails, may answer the next ping at once and fail again.
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(gone, CloudLost) else _LONGEST_PAUSE_S
+        if isinstance(gone, errors.RateLimited):
+            pause_s = max(pause_s, gone.retry_after_s)
+        while self.outage is not None:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            for server in self._servers.in_order(self._key):
+                try:
+                    await server.ping(_PROBE_S)
+                except SkydraftError:
+                    await server.renew()
+                    continue
+                self._move(server)
+                if is_said:
+                    lost_s = time.monotonic() - began
+                    self.lines.append(f"The cloud is back after {lost_s:.1f} s, and reads the text so far.")
+                self.outage = None
+                break
+
+
+def too_late(name: str, error: SkydraftError, waited_s: float) -> CloudTimeout:
+    hint = f"Run: skydraft doctor --cloud {name}. To wait longer: --cloud-timeout."
+    return CloudTimeout(f"The cloud at {name} did not answer for {waited_s:.1f} s: {error.message}", hint=hint)
+
 
 Notify = Callable[[str], None]
 

@@ -34,7 +34,7 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     with (folder / "lessons.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
-    says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more answers are needed", "1 lines are cut or damaged")
+    says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more answers are needed", "1 lines are cut, damaged")
     assert all(each in out for each in says), out
     assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
     assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]

@@ -1,6 +1,7 @@
 """A target on a GPU and a draft model on the CPU, in one process: drafts come while the target computes."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from skydraft.engines.toy import ToyEngine
 from .. import toys
 
 PARAMS = DecodingParams(max_new_tokens=64, min_new_tokens=64)
+LONG = {"max_new_tokens": 400, "min_new_tokens": 400, "no_repeat_ngram_size": 4}  # nothing to copy
 
 
 def waiting(engine: ToyEngine, ms: float, *, on_gpu: bool = False) -> ToyEngine:
@@ -68,7 +70,7 @@ class LateLearner(ToyEngine):
 
 def test_a_draft_model_that_gave_up_reads_along_and_begins_again() -> None:
     edge = waiting(toys.toy(4, kind=LateLearner), 1)
-    params = DecodingParams(max_new_tokens=200, min_new_tokens=200, no_repeat_ngram_size=4)  # nothing to copy
+    params = replace(PARAMS, **LONG | {"max_new_tokens": 200, "min_new_tokens": 200})
     race = run(edge, waiting(toys.toy(4), 6, on_gpu=True), "lossless", params)
     late = [record for record in race.records if record.base > 120]
     assert sum(record.num_accepted for record in late) > len(late)
@@ -84,3 +86,8 @@ def test_an_idle_draft_model_that_has_read_all_waits() -> None:
     time.sleep(0.2)
     ahead.close()
     assert len(read) == 1
+
+
+def test_a_draft_model_that_is_always_late_gives_up() -> None:
+    race = run(waiting(toys.toy(4), 20), waiting(toys.toy(4), 3, on_gpu=True), "lossless", replace(PARAMS, **LONG))
+    assert sum(record.draft.num_passes for record in race.records) < 45

@@ -18,8 +18,7 @@ import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, make_plan
 from skydraft.edge.channel import Channel, Waits, shared_loop
-from skydraft.edge.text import RemoteText
-from skydraft.edge.verifier import RemoteVerifier
+from skydraft.edge.verifier import RemoteText, RemoteVerifier
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudLost
 from skydraft.protocol.values import HEALTH
