@@ -45,7 +45,7 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
         with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
             if used.exists() and used.read_bytes() != data:
                 earlier = _earlier(home)
-                number = max(map(_number, earlier), default=0) + 1
+                number = int(earlier[0].stem.partition("-")[2]) + 1 if earlier else 1
                 write_whole(home / f"before-{number}.gguf", used.read_bytes(), 0o600)
                 for path in earlier[MAX_BEFORE - 1 :]:
                     path.unlink()
@@ -73,11 +73,7 @@ def revert(name: str, model: str, cache: Path) -> bool:
 
 def _earlier(home: Path) -> list[Path]:
     """Those before, the newest first. The one in use is none of them: a kill may have left it there, too."""
-    found = sorted(home.glob("before-*.gguf"), key=_number, reverse=True)
+    found = sorted(home.glob("before-*.gguf"), key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
     while found and (home / ADAPTER).exists() and found[0].read_bytes() == (home / ADAPTER).read_bytes():
         found.pop(0).unlink()
     return found
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
