@@ -54,7 +54,7 @@ class Branch:
             if is_old or draft.base > len(text):
                 self._is_dead = True
                 return
-            self.after(text)  # what the text says of the drafts before
+            self.after(text)  # counts the drafts before
             self.number, self._base, self._token_ids, self._num_compared = draft.branch, draft.base, [], 0
             self._is_dead = False
         if not self._is_dead:

@@ -146,7 +146,7 @@ class LocalVerifier(TargetSession):
         return verdict if self.called else replace(verdict, draft_ids=block.token_ids, branch=self._branch.number)
 
     def _drafts_that_pay(self) -> tuple[int, ...]:
-        """Those that may follow the text, and are worth their rows."""
+        """Drafts that may follow the text and are worth their rows."""
         while self._drafts:
             self._branch.take(self._drafts.popleft(), self.generated)
         token_ids = self._branch.after(self.generated)[: self._num_to_write - 1]

@@ -43,7 +43,7 @@ class Waiting:
 
 
 class Waits:
-    """What threads wait for, until one cancels it."""
+    """Waits of threads for work on the event loop, until one thread cancels them."""
 
     def __init__(self) -> None:
         self._pending = set[Future[Any]]()

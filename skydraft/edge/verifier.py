@@ -68,7 +68,7 @@ class RemoteText:
             self._fault = error, began
 
     def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
-        """Put the verdict on a block into `answers`, what the target writes on, and None; or an error.
+        """Put into `answers` the verdict on a block, the verdicts of what the target writes on, and None; or an error.
 
         Of a block that is longer than the server accepts the verdict is on its first part. The thread has waited since
         `since`. The error is a CloudError if
