@@ -113,14 +113,14 @@ def connect(
     tls_name: str | None = None, insecure: bool = False, timeout_s: float = 30.0, require: bool = False,
     fallback: Literal["lost", "start"] = "lost", open_ahead: bool = False,
     notify: Callable[[str], None] | None = None, api: str = "auto", model: str | None = None,
-    price: str | None = None, max_cost: float | None = None, max_calls: int | None = None,
+    price: str | None = None, max_cost: float | None = None, max_calls: int | None = None, drafts: str | None = None,
 ) -> Cloud:  # fmt: skip
     """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
     and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
     read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
-    this process asked it `max_calls` times.
+    this process asked it `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
@@ -140,10 +140,12 @@ def connect(
     from skydraft.protocol.address import is_url, parse_addresses
 
     if isinstance(address, str) and is_url(address):
-        where = StockOptions(address, api, model, token, tls_ca, insecure)
+        where = StockOptions(address, api, model, token, tls_ca, insecure, drafts)
         day_sum = None if max_cost is None else DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
-        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum))])
+        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum), notify or silent)])
+    elif drafts is not None:
+        raise OptionError("--drafts is for vLLM; skydraft serve takes drafts by itself.", hint="Leave it out.")
     elif price is not None or max_cost is not None:
         raise OptionError("--price and --max-cost are for servers without skydraft.", hint="Give --max-calls instead.")
     else:

@@ -213,6 +213,7 @@ _SERVER = [
            "without skydraft: vLLM, SGLang, llama-server or a hosted model."),
     option("--cloud-api api", "API", "What a server without skydraft runs (default: auto, it says so itself).",
            type=CloudApi),
+    option("--drafts", "HOST:PORT", "Where that vLLM takes drafts (skydraft-vllm), with the same key."),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
     option("--max-cost", "X", "Go on without that server once its requests of a day (UTC), from all processes, "

@@ -102,7 +102,7 @@ class Cloud:
         return self.kind != OURS
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
-        return not self.is_stock
+        return all(server.takes_drafts for server in self.servers.all)
 
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""

@@ -43,6 +43,10 @@ class Server(Protocol):
     budget: Budget
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether drafts may be sent beside what its target writes."""
+
+    @property
     def heard_at(self) -> float: ...
 
     @property

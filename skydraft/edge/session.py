@@ -277,6 +277,7 @@ class OwnServer(Channel):
     """`Server` over gRPC. `budget` bounds the calls of all its texts."""
 
     kind = OURS
+    takes_drafts = True
 
     def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
         super().__init__(options)

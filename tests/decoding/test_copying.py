@@ -56,7 +56,8 @@ def test_an_answer_may_begin_as_predicted_and_costs_decide_how_far() -> None:
     for _ in range(40):
         copies.observe(0, 3)
     assert copies.draft(prompt) == ()  # they are never right
-    assert any(copies.draft(prompt) for _ in range(300))  # but may be again
+    rounds = (np.resize(prompt, 20 + num) for num in range(1, 600))
+    assert any(copies.draft(text) for text in rounds)  # but may be again
 
 
 def writing(edge: Engine, cloud: Any, prediction: str = LONG * 3, **options: Any) -> Generation:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
@@ -11,10 +12,11 @@ from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.dialect import About, Dialect, name
+from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.stock.wire import Pool, Wire
-from skydraft.edge.tls import check_credentials
+from skydraft.edge.tls import ServerOptions, check_credentials
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch, WrongServer
 from skydraft.protocol.address import is_loopback, without_password
@@ -35,7 +37,8 @@ _LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that i
 @dataclass(frozen=True, slots=True)
 class StockOptions:
     """Address and credentials of a server without skydraft. `api` is one of APIS, or "auto": it says so itself; `model`
-    is one of several models there."""
+    is one of several models there. `drafts` is the address of the port of a vLLM that takes drafts, with the same
+    key."""
 
     url: str
     api: str = "auto"
@@ -43,6 +46,7 @@ class StockOptions:
     key: str | None = None
     tls_ca: bytes | None = None
     insecure: bool = False
+    drafts: str | None = None
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -59,6 +63,11 @@ class StockOptions:
             what = "The key, prompts and texts" if self.key else "Prompts and texts"
             hint = "Use https://, or allow that with --insecure."
             raise OptionError(f"{what} would cross the network unencrypted.", hint=hint)
+
+    @property
+    def port_for_drafts(self) -> ServerOptions | None:
+        """Raises OptionError for an address that is none."""
+        return ServerOptions(self.drafts, self.key, self.tls_ca, insecure=self.insecure) if self.drafts else None
 
     @property
     def _parts(self) -> SplitResult:
@@ -124,8 +133,12 @@ class StockConnection:
     is_exact = False  # rows may differ from batch to batch
     runs: TargetId | None = None  # its texts compare what it says of itself
 
-    def __init__(self, options: StockOptions, budget: Budget | None = None) -> None:
+    def __init__(
+        self, options: StockOptions, budget: Budget | None = None, notify: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
+        port = options.port_for_drafts
+        self.drafts = DraftPort(port, notify) if port else None
         self.budget = budget or Budget()
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
@@ -136,6 +149,10 @@ class StockConnection:
         self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
+
+    @property
+    def takes_drafts(self) -> bool:
+        return self.drafts is not None
 
     @property
     def heard_at(self) -> float:
@@ -177,6 +194,8 @@ class StockConnection:
         await self._pool.renew()
 
     async def close(self) -> None:
+        if self.drafts:
+            await self.drafts.close()
         await self._pool.close()
         self.wire.ledger.settle()
 

@@ -23,10 +23,11 @@ TokenTuple: TypeAlias = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Row:
     """The target's own choice after a prefix. `finish`: the server ended the text here for this reason, without a
-    token."""
+    token. It `goes_on` if the next token came with it."""
 
     token_id: int
     finish: FinishReason | None = None
+    goes_on: bool = False
 
     def ends(self, verdict: Verdict) -> Verdict:
         return replace(verdict, finish=self.finish) if self.finish else verdict
@@ -67,6 +68,7 @@ class Dialect:
     name = ""
     life = "/v1/models"
     gives_ids = False
+    takes_drafts = False  # by a port beside it
     salt = ""  # the field of a request that keeps its cache apart from that of other values; "": there is none
     separates = False  # whether all versions do what `salt` asks for
     takes = frozenset(("presence_penalty", "frequency_penalty"))

@@ -41,6 +41,7 @@ class Vllm(IdDialect):
     name = "vllm"
     life = "/health"
     salt, separates = "cache_salt", True
+    takes_drafts = True
     takes = IdDialect.takes | {"repetition_penalty", "min_new_tokens"}
     grammars = (*IdDialect.grammars, "lark")
 

@@ -18,7 +18,8 @@ from skydraft.edge.channel import Waiting, or_else
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
-from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
+from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, TokenTuple, read_safely
+from skydraft.edge.stock.drafts import DraftedText
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Events, as_json
@@ -67,6 +68,8 @@ class StockText:
             self._choose_at(kind)
         self._info = server.known  # what the text began with, or what it was planned for
         self._writing: Writing | None = None
+        self._drafted: DraftedText | None = None  # the same request, where it takes drafts
+        self._branch: Draft | None = None  # all drafts of the newest branch
         self._carries_grammar = False  # the request of `_writing`
         self._connection = 0  # the last one whose server is known to run what the text began with
         self._text = self._prompt  # what was judged or written so far, while the target writes on
@@ -122,7 +125,7 @@ class StockText:
         began, self._limit = time.perf_counter(), None
         seen = np.concatenate((self._prompt, self._context.generated))
         with or_else(self.break_off):
-            verdict, num_rows = await self._judge(seen, block, write, waiting)
+            verdict, _ = await self._judge(seen, block, write, waiting)
         self._text = np.concatenate((seen, np.array(verdict.commits(block), np.int32)))
         await self._read_rest(verdict)
         if write > 0 and verdict.hands_over(block):
@@ -130,10 +133,11 @@ class StockText:
         else:
             self._drop()
         forward_ms = max((time.perf_counter() - began) * 1e3 - self._server.rtt_ms, 0.0)
-        cost = Cost(num_rows, num_rows, forward_ms=forward_ms, num_cached=self._ledger.take_cached())
+        num = verdict.num_tokens
+        cost = Cost(num, num, forward_ms=forward_ms, num_cached=self._ledger.take_cached())
         return replace(verdict, cost=cost)
 
-    async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, int]:
+    async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Row]:
         info = await self._ask_who(seen, waiting)
         if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
             raise LimitExceeded(f"The text has outgrown the server's context of {info.card.context_len} tokens.")
@@ -144,25 +148,30 @@ class StockText:
             token_id, row = await self._row_after(so_far, limit, waiting)
             work.absorb(np.array([token_id], np.int32))
             num_rows += 1
-        return row.ends(work.verdict(Cost())), num_rows
+        return row.ends(work.verdict(Cost())), row
 
     async def next_written(self, waiting: Waiting) -> list[Verdict]:
         assert self._limit is not None
-        base, verdicts = len(self._text) - len(self._prompt), list[Verdict]()
+        verdicts, drafts = list[Verdict](), tuple[int, ...]()
         with or_else(self.break_off):
             while len(self._text) < self._limit and not (verdicts and verdicts[-1].finish):
                 if (verdicts or self._is_stopped) and not await self._has_arrived(waiting):
                     break
-                block = DraftBlock(base + len(verdicts), ())
+                block = DraftBlock(len(self._text) - len(self._prompt), ())
                 try:
-                    verdict, _ = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
+                    verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 except LeftGrammar:
-                    if not verdicts:
+                    if not (verdicts or drafts):
                         raise
                     self._limit = len(self._text)
                     break
-                verdicts.append(verdict)
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
+                drafts += verdict.commits()
+                if not (self._is_draft(row) and verdict.finish is None and len(self._text) < self._limit):
+                    verdicts.append(_after(drafts, verdict))
+                    drafts = ()
+        if drafts:
+            verdicts.append(_after(drafts, verdict))
         last = verdicts[-1] if verdicts else None
         await self._read_rest(last)
         if (last and last.finish) or len(self._text) >= self._limit or (self._is_stopped and not verdicts):
@@ -180,8 +189,23 @@ class StockText:
         writing = self._writing
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
 
+    def _is_draft(self, row: Row) -> bool:
+        """Whether the last token was a draft that vLLM has checked: it came with its next one."""
+        is_sent = self._drafted is not None and self._drafted.has_sent(self._text)
+        if row.goes_on and not is_sent and self._server.drafts:
+            self._server.drafts.grouped()
+        return row.goes_on and is_sent
+
     def draft(self, draft: Draft) -> None:
-        """It takes none."""
+        known = self._branch
+        is_more = known is not None and known.branch == draft.branch
+        self._branch = replace(known, token_ids=known.token_ids + draft.token_ids) if known and is_more else draft
+        self._send_drafts()
+
+    def _send_drafts(self) -> None:
+        if self._drafted and self._branch and (num_bytes := self._drafted.draft(self._branch, self._text)):
+            self._ledger.note(LinkCost(bytes_up=num_bytes))
+            self.sent.blocks.append((self._branch.base, self._branch.token_ids))
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -299,6 +323,10 @@ class StockText:
         if isinstance(dialect, IdDialect):
             params = choices.asked(text, with_grammar=self._carries_grammar)
             path, body = dialect.writing(info.model, text.tolist(), num_tokens, params)
+            if self._server.drafts and dialect.takes_drafts:
+                self._drafted = DraftedText(self._server.drafts, text, len(self._prompt))
+                body = {**body, **self._drafted.field}
+                self._send_drafts()
             events = Events(self._wire, self._request(info, path, body, text), dialect.life)
             return Writing(events, dialect, text, num_tokens)
         assert isinstance(dialect, Chat)
@@ -325,6 +353,15 @@ class StockText:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
+        if self._drafted is not None:
+            self._drafted.end()
+            self._drafted = None
+
+
+def _after(token_ids: TokenTuple, last: Verdict) -> Verdict:
+    """The verdict on these tokens, of which all but the last were drafts."""
+    base, drafts = last.base - len(token_ids) + 1, token_ids[:-1]
+    return replace(last, base=base, num_accepted=len(drafts), draft_ids=drafts)
 
 
 def _check_chat(request: GenerateRequest) -> None:

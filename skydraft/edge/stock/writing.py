@@ -107,7 +107,7 @@ class Writing:
         if self.num_written > self._limit:
             raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
         self.model = read.model or self.model
-        self._rows += rows
+        self._rows += [replace(row, goes_on=row is not rows[-1]) for row in rows]
 
     def _said(self, data: bytes) -> Read:
         """What an event says. One that cannot be read may be of any number of tokens, and so may those after it: all

@@ -1,0 +1,181 @@
+"""The port that devices send drafts to. It tells them what this vLLM takes, and nothing about any text.
+
+A message is a letter, the length of what follows (4 bytes), and that. All numbers are little-endian.
+
+    H  the device's token; the answer is one line of JSON: {"version", "drafts", "names"}
+    T  a text: number (4), name (16), length of its prompt (4), and the prompt's last tokens (4 each), or all of them
+       where vLLM's names cannot be read
+    D  number (4), place (4), tokens (4 each): after so many generated tokens the text goes on so
+    E  number (4): the end of a text
+"""
+
+import hmac
+import json
+import math
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from skydraft_vllm.settings import Settings
+from skydraft_vllm.texts import TAIL, Text, Texts
+
+VERSION = 1
+_MAX_CONNECTIONS, _MAX_OF_ONE, _MAX_TEXTS = 64, 32, 32  # of one owner; texts of a connection
+_MAX_DRAFTS, _MAX_HELLO = 256, 512  # tokens, bytes
+_GREETING_S, _IDLE_S = 5.0, 900.0
+_BYTES_PER_S, _BURST = 64_000.0, 1_000_000.0  # of a connection: reading takes turns with vLLM's own thread
+_HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
+
+
+class Port:
+    """Listens in a thread, and reads each connection in another. Raises OSError where it cannot listen."""
+
+    def __init__(self, settings: Settings, texts: Texts, *, reads_names: bool) -> None:
+        self._settings, self._texts, self._reads_names = settings, texts, reads_names
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        self._listener = socket.create_server((settings.host, settings.port), family=family)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"{host}:{port}"
+        self._lock, self._owners = threading.Lock(), Counter[str]()  # connections by token or address
+        self._begin(self._listen)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _begin(self, work: Callable[..., None], *given: object) -> None:
+        threading.Thread(target=work, args=given, daemon=True, name="skydraft drafts").start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, (host, *_) = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(1.0)  # no more files may be open
+                continue
+            if self._counts(host, 1):
+                self._begin(self._serve, connection, host)
+            else:
+                connection.close()
+
+    def _counts(self, owner: str, num: int) -> bool:
+        """Count a connection of this owner that begins or ends; False for one too many."""
+        with self._lock:
+            if num > 0 and (self._owners[owner] >= _MAX_OF_ONE or self._owners.total() >= _MAX_CONNECTIONS):
+                return False
+            self._owners[owner] += num
+            return True
+
+    def _serve(self, connection: socket.socket, host: str) -> None:
+        device = Device(self._texts)
+        try:
+            connection.settimeout(_GREETING_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self._settings.tls:
+                connection = self._settings.tls.wrap_socket(connection, server_side=True)
+            messages = _Messages(connection, _GREETING_S)
+            if not self._greets(messages):
+                return
+            hello = {"version": VERSION, "drafts": self._texts.most, "names": self._reads_names}
+            connection.sendall(json.dumps(hello).encode() + b"\n")
+            messages.last = math.inf
+            while True:
+                device.take(*messages.next(device.longest))
+        except (OSError, ValueError, struct.error):
+            pass  # the device has gone, or does not speak this protocol
+        finally:
+            device.end()
+            with suppress(OSError):
+                connection.close()
+            self._counts(host, -1)
+
+    def _greets(self, messages: "_Messages") -> bool:
+        kind, content = messages.next(_MAX_HELLO)
+        tokens = self._settings.tokens
+        is_known = tokens is None or sum(hmac.compare_digest(content, token.encode()) for token in tokens) > 0
+        return kind == b"H" and is_known
+
+
+class _Messages:
+    """The messages of a connection, which have to come within `wait_s`. A device that sends more than `_BYTES_PER_S`
+    for long is read more slowly."""
+
+    def __init__(self, connection: socket.socket, wait_s: float) -> None:
+        self._connection = connection
+        self.last = time.monotonic() + wait_s  # when the next message has to be here
+        self._spare, self._at = _BURST, time.monotonic()
+
+    def next(self, longest: int) -> tuple[bytes, bytes]:
+        """Kind and content. Raises OSError at the end, ValueError for a content that is too long."""
+        kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
+        if length > longest:
+            raise ValueError(f"a message of {length} bytes")
+        self._spend(length + 64)
+        return kind, self._exactly(length)
+
+    def _spend(self, num: int) -> None:
+        now = time.monotonic()
+        self._spare = min(self._spare + (now - self._at) * _BYTES_PER_S, _BURST) - num
+        self._at = now
+        if self._spare < 0:
+            time.sleep(-self._spare / _BYTES_PER_S)
+
+    def _exactly(self, num: int) -> bytes:
+        data = bytearray()
+        while len(data) < num:
+            self._connection.settimeout(max(min(self.last - time.monotonic(), _IDLE_S), 1e-3))
+            if not (part := self._connection.recv(num - len(data))):
+                raise ConnectionResetError
+            data += part
+        return bytes(data)
+
+
+class Device:
+    """The texts of one connection. Whatever it sends that is wrong raises ValueError or struct.error."""
+
+    def __init__(self, texts: Texts) -> None:
+        self._texts, self._mine = texts, dict[int, Text]()  # by number
+        self.longest = 4 * max(texts.max_len, _MAX_DRAFTS) + _TEXT.size
+
+    def take(self, kind: bytes, content: bytes) -> None:
+        if kind == b"T":
+            number, name, prompt_len = _TEXT.unpack_from(content)
+            ids = self._ids(content[_TEXT.size :])
+            if not 0 < len(ids) <= prompt_len < self._texts.max_len or number in self._mine:
+                raise ValueError("no such text")
+            if len(self._mine) == _MAX_TEXTS:
+                self._end(next(iter(self._mine)))
+            prompt = ids.tobytes() if len(ids) == prompt_len else b""
+            self._mine[number] = text = Text(name.hex(), prompt_len, ids[-TAIL:].tolist(), prompt)
+            self._texts.add(text)
+        elif kind == b"D":
+            number, place = _DRAFT.unpack_from(content)
+            ids = self._ids(content[_DRAFT.size :])
+            if number in self._mine and len(ids) <= _MAX_DRAFTS:
+                self._texts.go_on(self._mine[number], place, ids.tolist())
+        elif kind == b"E":
+            self._end(*_END.unpack(content))
+        else:
+            raise ValueError("no such message")
+
+    def _ids(self, content: bytes) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        ids = np.frombuffer(content, "<i4")
+        if len(ids) and (ids.min() < 0 or ids.max() >= self._texts.vocab_size):
+            raise ValueError("an id that the vocabulary does not have")
+        return ids.astype(np.int32)
+
+    def _end(self, number: int) -> None:
+        if text := self._mine.pop(number, None):
+            self._texts.end(text)
+
+    def end(self) -> None:
+        for number in list(self._mine):
+            self._end(number)

@@ -1,0 +1,70 @@
+"""Where the port listens and who may use it, from the environment; and which vLLM can take drafts."""
+
+import os
+import ssl
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+DEFAULT_PORT = 7374
+_PREFIX = "SKYDRAFT_DRAFTS_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`tokens` are the devices' keys, by label. Without them every device may send drafts."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tokens: dict[str, str] | None = None
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_environment(cls, engine_index: int = 0) -> "Settings":
+        """Engine n of a data-parallel vLLM listens on port + n. Raises ValueError for what cannot be used."""
+        given = {name[len(_PREFIX) :]: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+        if unknown := given.keys() - {"HOST", "PORT", "TOKENS", "TLS_CERT", "TLS_KEY", "INSECURE"}:
+            raise ValueError(f"{_PREFIX}{min(unknown)} is unknown")
+        host, port = given.get("HOST", "127.0.0.1"), given.get("PORT", str(DEFAULT_PORT))
+        if not port.isdecimal() or not 0 <= int(port) + engine_index < 65536:
+            raise ValueError(f"{_PREFIX}PORT is {port}, which is no port")
+        tls = None
+        if certificate := given.get("TLS_CERT"):
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate, given.get("TLS_KEY"))
+        tokens = _read_tokens(Path(path)) if (path := given.get("TOKENS")) else None
+        if not _is_here(host) and not (tls and tokens) and given.get("INSECURE") != "1":
+            raise ValueError(
+                f"devices could reach {host} without TLS and tokens. Give {_PREFIX}TLS_CERT, {_PREFIX}TLS_KEY and "
+                f"{_PREFIX}TOKENS, or allow that with {_PREFIX}INSECURE=1"
+            )
+        return cls(host, int(port) + engine_index if int(port) else 0, tokens, tls)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_tokens(path: Path) -> dict[str, str]:
+    """Lines `LABEL TOKEN`, as `skydraft serve --token-file` has them."""
+    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [words for words in lines if words and not words[0].startswith("#")]
+    if not lines or any(len(words) != 2 or len(words[1]) < 16 for words in lines):
+        raise ValueError(f"{path} must have lines LABEL TOKEN, with tokens of 16 characters or more")
+    return {token: label for label, token in lines}
+
+
+def unfit(vllm_config: Any) -> str:
+    """Why this worker of this vLLM hands out no drafts; empty if it does."""
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        return "vLLM has no speculation with pipeline parallelism"
+    if (method := getattr(speculative, "rejection_sample_method", "standard")) != "standard":
+        return f"rejection_sample_method is {method}, and only 'standard' leaves the text as it was"
+    if parallel.rank % parallel.tensor_parallel_size:
+        return "vLLM reads the drafts of the first tensor-parallel rank, and this is another one"
+    return ""

@@ -1,0 +1,230 @@
+"""The texts that devices draft for, which rows of a step they are, and how many of their drafts are worth a row."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+TAIL = 8  # tokens that have to be equal before a draft
+_KEPT = 64  # tokens before the newest ones
+_NUM_SEARCHED = 4  # texts without a row, of which the prompt is compared in a step
+_FEW, _NONE = 0.2, 0.05  # share of right drafts under which a text gets half the rows; and no rows
+_REST = 64  # tokens after which a text without rows gets one again
+_PRIOR, _WEIGHT, _MEMORY = 0.7, 8.0, 64.0
+_MAY_DELAY = 1.1  # how much longer a step may take by drafts, if a row in it has none
+_NUM_TIMES, _KNOWN, _TRY_AGAIN = 9, 3, 256  # times that are kept of one number of rows; that suffice; steps
+
+
+class Row(NamedTuple):
+    """A row of a step: `token_ids` is vLLM's own array, of which the first `length` are the text."""
+
+    at: int
+    length: int
+    token_ids: Ids
+
+
+@dataclass(eq=False)
+class Text:
+    """A request of a device. `ids` are the last tokens of its prompt, then what the device believes comes after it:
+    tokens that vLLM has written, and drafts. Without a `prompt` vLLM has to know it by its name."""
+
+    name: str
+    prompt_len: int
+    ids: list[int]
+    prompt: bytes = b""
+    row: int = -1  # where it was found last
+    share: float = _PRIOR
+    num_judged: float = _WEIGHT
+    given: tuple[int, list[int]] = (0, [])  # the last drafts, and the length of the text before them
+    paused_at: int = -1  # length of the text
+    offset: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.offset = self.prompt_len - len(self.ids)
+
+    def go_on(self, place: int, token_ids: list[int]) -> None:
+        """After `place` tokens the text goes on with these. Nothing changes if tokens before them lack."""
+        begin = self.prompt_len - self.offset + place
+        if begin <= len(self.ids):
+            self.ids[begin:] = token_ids
+            spare = max(begin - _KEPT, 0)
+            self.offset += spare
+            del self.ids[:spare]
+
+    def matches(self, row: Row) -> bool:
+        """Whether the text ends in this row as the device believes."""
+        place = row.length - self.offset
+        num = min(TAIL, place)
+        if row.length <= self.prompt_len - 1 or not 0 < place <= len(self.ids):
+            return False
+        return bool(row.token_ids[row.length - num : row.length].tolist() == self.ids[place - num : place])
+
+    def begins(self, row: Row) -> bool:
+        """Whether the row begins with the whole prompt."""
+        return row.length > self.prompt_len and row.token_ids[: self.prompt_len].tobytes() == self.prompt
+
+    def drafts(self, row: Row, most: int) -> list[int]:
+        place = row.length - self.offset
+        if (most := min(most, self._limit(row.length, most))) <= 0:
+            return []
+        return self.ids[place : place + most]
+
+    def _limit(self, length: int, most: int) -> int:
+        if self.share >= _FEW:
+            return most
+        if self.share >= _NONE:
+            return most // 2
+        if self.paused_at < 0 or length < self.paused_at:
+            self.paused_at = length
+        if length - self.paused_at < _REST:
+            return 0
+        self.paused_at = length
+        return 1
+
+    def judge(self, row: Row) -> None:
+        """Count how many of the last drafts the row has taken."""
+        length, drafts = self.given
+        self.given = 0, []
+        if not drafts or row.length <= length:
+            return
+        written = row.token_ids[length : min(row.length, length + len(drafts))].tolist()
+        for index, token_id in enumerate(drafts):
+            is_right = index < len(written) and written[index] == token_id
+            weight = min(self.num_judged + 1, _MEMORY)
+            self.share += (is_right - self.share) / weight
+            self.num_judged = weight
+            if not is_right:
+                break
+
+
+class Times:
+    """How long steps of so many rows take: medians of the time between two calls."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
+        self._ms: dict[int, float] = {}  # of those seen often enough
+        self._num_steps = 0
+
+    def note(self, num_rows: int, ms: float) -> None:
+        seen = self._seen.setdefault(num_rows, deque(maxlen=_NUM_TIMES))
+        seen.append(ms)
+        if len(seen) >= _KNOWN:
+            self._ms[num_rows] = median(seen)
+
+    def best(self, num_rows: int, gains: Sequence[float], *, may_delay: bool) -> int:
+        """How many drafts, in the order of their `gains` in tokens, make the most tokens a second beside so many rows.
+        What was not measured yet is taken for free, so that it is measured."""
+        self._num_steps += 1
+        if num_rows not in self._ms or self._num_steps % _TRY_AGAIN == 0:
+            return len(gains)
+        known = sorted(num for num in self._ms if num >= num_rows)
+        took = np.interp(num_rows + np.arange(len(gains) + 1), known, [self._ms[num] for num in known])
+        speeds = (num_rows + np.cumsum([0.0, *gains])) / took
+        if not may_delay:
+            speeds[took > _MAY_DELAY * took[0]] = 0.0
+        return int(np.argmax(speeds))
+
+
+class Texts:
+    """All of them, under one lock: `drafts_for` runs in vLLM's thread, all else in those of the port.
+
+    A step has at most `most` drafts of a text, whose ids are below `vocab_size`; a text has `max_len` tokens at most.
+    """
+
+    def __init__(self, most: int, vocab_size: int, max_len: int) -> None:
+        self.most, self.vocab_size, self.max_len = most, vocab_size, max_len
+        self._lock = threading.Lock()
+        self._texts = dict[str, Text]()  # by name
+        self._times = Times()
+        self._last: tuple[float, int, int] | None = None  # time, texts and rows of the last step, if nothing was read
+        self._num_searches = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._texts
+
+    def add(self, text: Text) -> None:
+        with self._lock:
+            self._texts[text.name] = text
+
+    def go_on(self, text: Text, place: int, token_ids: list[int]) -> None:
+        with self._lock:
+            text.go_on(place, token_ids)
+
+    def end(self, text: Text) -> None:
+        with self._lock:
+            if self._texts.get(text.name) is text:
+                del self._texts[text.name]
+
+    def drafts_for(
+        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
+        named: Mapping[str, tuple[int, int]] | None, now: float,
+    ) -> list[list[int]]:  # fmt: skip
+        """Drafts for each row of a step that was over at `now`; `named` has row and prompt's length of texts."""
+        num_rows, is_steady = len(sampled), all(sampled)
+        drafts: list[list[int]] = [[] for _ in sampled]
+        with self._lock:
+            found = self._found(sampled, lengths, token_ids, named)
+            if is_steady and self._last is not None and self._last[1] == num_rows:
+                self._times.note(self._last[2], (now - self._last[0]) * 1e3)
+            waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
+            gains = sorted(
+                (
+                    (text.share**num, index)
+                    for index, (text, _, ids) in enumerate(waiting)
+                    for num in range(1, len(ids) + 1)
+                ),
+                key=lambda gain: -gain[0],
+            )
+            num = self._times.best(num_rows, [gain for gain, _ in gains], may_delay=len(found) == num_rows)
+            for _, index in gains[:num]:
+                text, row, ids = waiting[index]
+                drafts[row.at].append(ids[len(drafts[row.at])])
+            for text, row, _ in waiting:
+                text.given = row.length, drafts[row.at].copy()
+            self._last = (now, num_rows, num_rows + num) if is_steady else None
+        return drafts
+
+    def _most(self, row: Row) -> int:
+        return min(self.most, self.max_len - row.length - 1)
+
+    def _found(
+        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
+        named: Mapping[str, tuple[int, int]] | None,
+    ) -> list[tuple[Text, Row]]:  # fmt: skip
+        """The texts that are in a row of this step: by their names, or else by their prompts. Rows move from step to
+        step, so each is compared again."""
+        found, lost, free = list[tuple[Text, Row]](), list[Text](), set(range(len(sampled)))
+
+        def take(text: Text, index: int) -> bool:
+            row = Row(index, lengths[index], token_ids[index])
+            if index not in free or not sampled[index] or not text.matches(row):
+                return False
+            free.discard(index)
+            text.row = index
+            text.judge(row)
+            found.append((text, row))
+            return True
+
+        for name, (index, prompt_len) in (named or {}).items():
+            if (named_text := self._texts.get(name)) and named_text.prompt_len == prompt_len:
+                take(named_text, index)
+        for text in () if named is not None else self._texts.values():
+            if not (0 <= text.row < len(sampled) and take(text, text.row)):
+                lost.append(text)
+        for text in self._some(lost):
+            begins = (index for index in sorted(free) if text.begins(Row(index, lengths[index], token_ids[index])))
+            any(take(text, index) for index in begins)
+        return found
+
+    def _some(self, lost: list[Text]) -> list[Text]:
+        """A few texts, in turn."""
+        self._num_searches += _NUM_SEARCHED
+        begin = self._num_searches % len(lost) if lost else 0
+        return [text for text in (lost[begin:] + lost[:begin])[:_NUM_SEARCHED] if text.prompt]

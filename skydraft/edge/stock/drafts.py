@@ -1,0 +1,145 @@
+"""Drafts for what a vLLM writes. They go to the port of `skydraft-vllm` beside it, which answers nothing about a text:
+the tokens come by the text's own request. What fails here costs speed alone.
+"""
+
+import asyncio
+import itertools
+import json
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import numpy as np
+
+from skydraft.edge.channel import seen, shared_loop
+from skydraft.edge.tls import ServerOptions
+from skydraft.engines.vocab import TokenIds
+from skydraft.protocol.address import parse_address
+from skydraft.types import Draft
+
+NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
+_VERSION = 1
+_GREETING_S, _PAUSE_S = 5.0, 10.0  # between two tries
+_TAIL = 8  # tokens of a prompt that tell a text apart, if its name does
+_MANY = 64  # tokens
+_MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
+_HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
+
+
+class DraftPort:
+    """The connection, shared by all texts. It belongs to the event loop. `notify` gets a line when it is lost."""
+
+    def __init__(self, options: ServerOptions, notify: Callable[[str], None]) -> None:
+        self.numbers = itertools.count(1)
+        self.needs_prompts = False  # its vLLM cannot tell texts by their names
+        self._options, self._notify = options, notify
+        self._writer: asyncio.StreamWriter | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._tried_at, self._is_told, self._num_grouped = -_PAUSE_S, False, 0
+
+    @property
+    def writer(self) -> asyncio.StreamWriter | None:
+        """The open connection. Where there is none, one is made in the background."""
+        now = shared_loop().now()
+        if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
+            self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
+            self._work.add_done_callback(seen)
+        return self._writer
+
+    async def _keep(self) -> None:
+        """Connect, and wait for the end of the connection."""
+        writer, reason = None, "it closed the connection"
+        try:
+            async with asyncio.timeout(_GREETING_S):
+                host, port = parse_address(self._options.address)
+                reader, writer = await asyncio.open_connection(host, port, ssl=self._tls(), limit=_MOST_HELD)
+                token = (self._options.token or "").encode()
+                writer.write(message(b"H", token))
+                hello = json.loads(await reader.readline() or b"{}")
+                if hello.get("version") != _VERSION:
+                    raise ValueError("it closed the connection" if not hello else "it speaks another version")
+                self.needs_prompts = not hello.get("names")
+            self._writer, self._is_told = writer, False
+            await reader.read(1)  # nothing comes but the end
+        except (OSError, ValueError, AttributeError, TimeoutError) as error:
+            reason = str(error) or "it does not answer"
+        finally:
+            self._writer = None
+            if writer is not None:
+                writer.close()
+        if not self._is_told:
+            self._is_told = True
+            self._notify(f"The port for drafts at {self._options.address} is not there ({reason}); vLLM writes alone.")
+
+    def grouped(self) -> None:
+        """A token came later than it was written, with others."""
+        self._num_grouped += 1
+        if self._num_grouped == _MANY:
+            self._notify("vLLM tells its tokens in groups (--stream-interval above 1?), so drafts come late.")
+
+    def _tls(self) -> ssl.SSLContext | None:
+        ca = self._options.tls_ca
+        return ssl.create_default_context(cadata=ca.decode("ascii") if ca else None) if self._options.uses_tls else None
+
+    async def close(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._work
+
+
+class DraftedText:
+    """One request for a text after `prefix`, which begins with a prompt. The port knows it by a secret name, which is a
+    `field` of the request."""
+
+    def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int) -> None:
+        self._name = uuid4()
+        self._port, self._prefix, self._prompt_len = port, prefix, prompt_len
+        self._known: asyncio.StreamWriter | None = None  # the connection that knows the text
+        self._number = 0
+        self._told = list[int]()  # what the port takes for the tokens after the prefix
+        self._num_same = 0  # of them, at least, that are the text
+
+    @property
+    def field(self) -> dict[str, dict[str, str]]:
+        return {"vllm_xargs": {NAME: self._name.hex}}
+
+    def has_sent(self, text: TokenIds) -> bool:
+        """Whether the last token of `text` was sent as a draft."""
+        place = len(text) - 1 - len(self._prefix)
+        return self._told[place : place + 1] == [text[-1]]
+
+    def draft(self, branch: Draft, text: TokenIds) -> int:
+        """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
+        written. Returns the number of bytes sent."""
+        if (writer := self._port.writer) is None or writer.transport.get_write_buffer_size() > _MOST_HELD:
+            return 0
+        begin, text, sent = self._prompt_len + branch.base - len(self._prefix), text[len(self._prefix) :], b""
+        drafts, begin = branch.token_ids[max(-begin, 0) :], max(begin, 0)
+        if writer is not self._known:
+            self._known, self._number = writer, next(self._port.numbers)
+            self._told, self._num_same = [], 0
+            tail = self._prefix if self._port.needs_prompts else self._prefix[-_TAIL:]
+            content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail.astype("<i4").tobytes()
+            sent = message(b"T", content)
+        now = [*text[self._num_same : begin].tolist(), *drafts]
+        before = self._told[self._num_same :]
+        pairs = enumerate(zip(now, before, strict=False))
+        num_equal = next((index for index, (one, other) in pairs if one != other), min(len(now), len(before)))
+        place, now = self._num_same + num_equal, now[num_equal:]
+        self._told[place:] = now
+        self._num_same = min(place, begin)
+        if now:
+            sent += message(b"D", _DRAFT.pack(self._number, place) + np.array(now, "<i4").tobytes())
+        writer.write(sent)
+        return len(sent)
+
+    def end(self) -> None:
+        if self._known is not None and self._known is self._port.writer:
+            self._known.write(message(b"E", _END.pack(self._number)))
+
+
+def message(kind: bytes, content: bytes) -> bytes:
+    return _HEAD.pack(kind, len(content)) + content
