@@ -37,16 +37,23 @@ class Port:
     """Listens in a thread, and reads each connection in another. Raises OSError where it cannot listen."""
 
     def __init__(self, settings: Settings, texts: Texts, *, reads_names: bool) -> None:
-        self._settings, self._texts, self._reads_names = settings, texts, reads_names
+        self._settings, self._texts, self.reads_names = settings, texts, reads_names
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._listener = socket.create_server((settings.host, settings.port), family=family)
         host, port = self._listener.getsockname()[:2]
         self.address = f"{host}:{port}"
-        self._lock, self._owners = threading.Lock(), Counter[str]()  # connections by token or address
+        self._lock, self._owners = threading.Lock(), Counter[str]()  # connections by address
+        self._open = set[socket.socket]()
         self._begin(self._listen)
 
     def close(self) -> None:
+        """Listen no more, and end all connections."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
         self._listener.close()
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _begin(self, work: Callable[..., None], *given: object) -> None:
         threading.Thread(target=work, args=given, daemon=True, name="skydraft drafts").start()
@@ -81,10 +88,11 @@ class Port:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self._settings.tls:
                 connection = self._settings.tls.wrap_socket(connection, server_side=True)
+            self._open.add(connection)
             messages = _Messages(connection, _GREETING_S)
             if not self._greets(messages):
                 return
-            hello = {"version": VERSION, "drafts": self._texts.most, "names": self._reads_names}
+            hello = {"version": VERSION, "drafts": self._texts.most, "names": self.reads_names}
             connection.sendall(json.dumps(hello).encode() + b"\n")
             messages.last = math.inf
             while True:
@@ -93,6 +101,7 @@ class Port:
             pass  # the device has gone, or does not speak this protocol
         finally:
             device.end()
+            self._open.discard(connection)
             with suppress(OSError):
                 connection.close()
             self._counts(host, -1)

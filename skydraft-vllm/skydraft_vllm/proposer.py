@@ -55,15 +55,17 @@ class Drafts:
         """Drafts for each row of the step: what was sampled [row][token], the lengths of the rows, and their tokens."""
         try:
             if self._texts is None or self._texts.is_empty:
-                return [[] for _ in sampled_token_ids]
+                return _nothing(sampled_token_ids)
             num_rows, now = len(sampled_token_ids), time.perf_counter()
             named, lengths = self._named(num_rows), num_tokens_no_spec[:num_rows].tolist()
+            if named is None and self.port is not None:
+                self.port.reads_names = False
             return self._texts.drafts_for(sampled_token_ids, lengths, token_ids_cpu, named, now)
         except Exception:
             if (now := time.monotonic()) - self._told_at > _QUIET_S:
                 self._told_at = now
                 log.exception("skydraft: no drafts in this step")
-            return [[] for _ in sampled_token_ids]
+            return _nothing(sampled_token_ids)
 
     def _named(self, num_rows: int) -> dict[str, tuple[int, int]] | None:
         """Row and prompt's length of each text that gave its name to vLLM; None where names cannot be read."""
@@ -78,6 +80,10 @@ class Drafts:
         except (AttributeError, KeyError, TypeError):
             self._req_ids, self._rows = [], {}
             return None
+
+
+def _nothing(sampled: Any) -> list[list[int]]:
+    return [[] for _ in sampled] if isinstance(sampled, list) else []
 
 
 def _runner() -> Any:

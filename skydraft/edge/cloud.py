@@ -18,6 +18,7 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
+from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.verifier import SILENT_S, Notify, RemoteText, RemoteVerifier, silent, too_late, waiting_for
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -102,7 +103,12 @@ class Cloud:
         return self.kind != OURS
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
-        return all(server.takes_drafts for server in self.servers.all)
+        return not self.is_stock or self.port_for_drafts is not None
+
+    @property
+    def port_for_drafts(self) -> DraftPort | None:
+        """That of a server which is not ours."""
+        return self.servers.all[0].drafts
 
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""

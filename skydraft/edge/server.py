@@ -12,6 +12,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
+from skydraft.edge.stock.drafts import DraftPort
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
 from skydraft.protocol.values import TargetId
@@ -33,7 +34,7 @@ class Server(Protocol):
     `kind` is OURS, or what else it runs as far as that is known. `heard_at` is the time of its last answer by the
     loop's clock, 0 before the first; it `is_met` once it could take a text. `runs` is its target, if it says which one;
     the tokens of one that `is_exact` do not depend on what else it computes. `budget` has what was spent, and the
-    prices, if its tokens are sold.
+    prices, if its tokens are sold. A server that is not ours takes drafts at a port beside it, if it has one.
     """
 
     address: str
@@ -41,10 +42,7 @@ class Server(Protocol):
     is_exact: bool
     runs: TargetId | None
     budget: Budget
-
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether drafts may be sent beside what its target writes."""
+    drafts: DraftPort | None
 
     @property
     def heard_at(self) -> float: ...

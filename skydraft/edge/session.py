@@ -20,6 +20,7 @@ from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
 from skydraft.edge.server import OURS
+from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
@@ -277,7 +278,7 @@ class OwnServer(Channel):
     """`Server` over gRPC. `budget` bounds the calls of all its texts."""
 
     kind = OURS
-    takes_drafts = True
+    drafts: DraftPort | None = None  # the texts' own streams carry them
 
     def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
         super().__init__(options)

@@ -29,13 +29,11 @@ def config(num_drafts: int = 7, vocab_size: int = 64, **parallel: int) -> Any:
 class FakeModelRunner:
     """The rows of vLLM's batch. Its class is called as vLLM calls it, from a method of the runner."""
 
-    def __init__(self, num_drafts: int = 7, vocab_size: int = 64, *, tells_names: bool = True) -> None:
+    def __init__(self, num_drafts: int = 7, vocab_size: int = 64) -> None:
         self.token_ids = np.zeros((128, MAX_LEN), np.int32)
         self.lengths = np.zeros(128, np.int32)
         self.requests: dict[str, Any] = {}
         self.input_batch = SimpleNamespace(req_ids=list[str](), num_prompt_tokens=np.zeros(128, np.int32))
-        if not tells_names:
-            del self.requests, self.input_batch
         self.drafts = Drafts(config(num_drafts, vocab_size))
 
     def step(self, rows: list[tuple[str, int, list[int]]], num_new: int = 1) -> list[list[int]]:
@@ -44,30 +42,37 @@ class FakeModelRunner:
             self.token_ids[row, : len(token_ids)] = token_ids
             self.token_ids[row, len(token_ids) :] = 7  # of somebody else
             self.lengths[row] = len(token_ids)
-            if hasattr(self, "requests"):
-                extra = {"skydraft": name} if name else None
-                self.requests[f"r{name}"] = SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
-                self.input_batch.num_prompt_tokens[row] = prompt_len
-        if hasattr(self, "requests"):
-            self.input_batch.req_ids = [f"r{name}" for name, _, _ in rows]
+            extra = {"skydraft": name} if name else None
+            self.requests[f"r{name}"] = SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+            self.input_batch.num_prompt_tokens[row] = prompt_len
+        self.input_batch.req_ids = [f"r{name}" for name, _, _ in rows]
         sampled = [[0] * num_new if len(token_ids) > prompt_len else [] for _, prompt_len, token_ids in rows]
         found = self.drafts.propose(sampled, self.lengths, self.token_ids, slot_mappings=None)
         assert isinstance(found, list) and len(found) == len(rows)
         return found
 
 
+class Elsewhere(FakeModelRunner):
+    """That of a vLLM which makes the class where no runner can be found."""
+
+
+def runner_of(num_drafts: int, vocab_size: int, *, tells_names: bool = True) -> FakeModelRunner:
+    return (FakeModelRunner if tells_names else Elsewhere)(num_drafts, vocab_size)
+
+
 class DraftingVllm(Vllm):
     """Each request is a step of one row. `forwards` counts them; a step takes `token_s`."""
 
-    def __init__(self, model: Model, *, token_s: float = 0.0, tells_names: bool = True) -> None:
+    def __init__(self, model: Model, *, token_s: float = 0.0, tells_names: bool = True, interval: int = 1) -> None:
         super().__init__(model, token_s=token_s)
-        self.runner = FakeModelRunner(vocab_size=model.engine.vocab.size, tells_names=tells_names)
+        self.interval = interval  # of steps whose tokens come together
+        self.runner = runner_of(7, model.engine.vocab.size, tells_names=tells_names)
         self.forwards = 0
 
     async def _parts(self, run: Run) -> AsyncIterator[Body]:
         name = (run.body.get("vllm_xargs") or {}).get("skydraft", "")
         tokens, text, drafts = self.model.write(run.asked, run.prompt, run.num, run.how), [*run.prompt], list[int]()
-        is_over = False
+        is_over, held = False, list[Token]()
         while not is_over:
             await asyncio.sleep(self.token_s)
             self.forwards += 1
@@ -81,9 +86,12 @@ class DraftingVllm(Vllm):
             is_over = bool(step[-1].ends)
             text += [token.id for token in step]
             drafts = self.runner.step([(name, len(run.prompt), text)], len(step))[0]
-            choice = self._choice(run, step[-1]) | {"text": "".join(token.text for token in step)}
-            choice["token_ids"] = [token.id for token in step]
-            yield self._answer(run, [choice])
+            held += step
+            if is_over or self.forwards % self.interval == 0:
+                choice = self._choice(run, step[-1]) | {"text": "".join(token.text for token in held)}
+                choice["token_ids"] = [token.id for token in held]
+                held.clear()
+                yield self._answer(run, [choice])
         if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"usage": self._usage(run)}
 

@@ -151,10 +151,6 @@ class StockConnection:
         self.is_met = False
 
     @property
-    def takes_drafts(self) -> bool:
-        return self.drafts is not None
-
-    @property
     def heard_at(self) -> float:
         return self._pool.heard_at
 
@@ -184,6 +180,8 @@ class StockConnection:
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         await self.ping(timeout_s)
+        if self.drafts:
+            await self.drafts.meet()
         asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
         info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
         return TargetFacts(info.model, named_weights(info.model))

@@ -34,7 +34,9 @@ class DraftPort:
     def __init__(self, options: ServerOptions, notify: Callable[[str], None]) -> None:
         self.numbers = itertools.count(1)
         self.needs_prompts = False  # its vLLM cannot tell texts by their names
-        self._options, self._notify = options, notify
+        self.most = 0  # drafts of a step; none are taken while there is no connection
+        self._met = asyncio.Event()  # the last try to connect has come to something
+        self.address, self._options, self._notify = options.target, options, notify
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
         self._tried_at, self._is_told, self._num_grouped = -_PAUSE_S, False, 0
@@ -44,9 +46,15 @@ class DraftPort:
         """The open connection. Where there is none, one is made in the background."""
         now = shared_loop().now()
         if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
+            self._met.clear()
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
         return self._writer
+
+    async def meet(self) -> None:
+        """Wait until it is known whether drafts are taken."""
+        if self.writer is None:
+            await self._met.wait()
 
     async def _keep(self) -> None:
         """Connect, and wait for the end of the connection."""
@@ -59,19 +67,21 @@ class DraftPort:
                 writer.write(message(b"H", token))
                 hello = json.loads(await reader.readline() or b"{}")
                 if hello.get("version") != _VERSION:
-                    raise ValueError("it closed the connection" if not hello else "it speaks another version")
-                self.needs_prompts = not hello.get("names")
+                    raise ValueError("it speaks another version" if hello else "it closed the connection")
+                self.needs_prompts, self.most = not hello.get("names"), int(hello.get("drafts", 0))
             self._writer, self._is_told = writer, False
+            self._met.set()
             await reader.read(1)  # nothing comes but the end
         except (OSError, ValueError, AttributeError, TimeoutError) as error:
             reason = str(error) or "it does not answer"
         finally:
-            self._writer = None
+            self._writer, self.most = None, 0
+            self._met.set()
             if writer is not None:
                 writer.close()
         if not self._is_told:
             self._is_told = True
-            self._notify(f"The port for drafts at {self._options.address} is not there ({reason}); vLLM writes alone.")
+            self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
 
     def grouped(self) -> None:
         """A token came later than it was written, with others."""
@@ -111,11 +121,11 @@ class DraftedText:
         place = len(text) - 1 - len(self._prefix)
         return self._told[place : place + 1] == [text[-1]]
 
-    def draft(self, branch: Draft, text: TokenIds) -> int:
+    def draft(self, branch: Draft, text: TokenIds) -> tuple[int, int, list[int]]:
         """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
-        written. Returns the number of bytes sent."""
+        written. Returns the number of bytes sent, and the tokens with their place after the prompt."""
         if (writer := self._port.writer) is None or writer.transport.get_write_buffer_size() > _MOST_HELD:
-            return 0
+            return 0, 0, []
         begin, text, sent = self._prompt_len + branch.base - len(self._prefix), text[len(self._prefix) :], b""
         drafts, begin = branch.token_ids[max(-begin, 0) :], max(begin, 0)
         if writer is not self._known:
@@ -134,7 +144,7 @@ class DraftedText:
         if now:
             sent += message(b"D", _DRAFT.pack(self._number, place) + np.array(now, "<i4").tobytes())
         writer.write(sent)
-        return len(sent)
+        return len(sent), place + len(self._prefix) - self._prompt_len, now
 
     def end(self) -> None:
         if self._known is not None and self._known is self._port.writer:
