@@ -51,7 +51,7 @@ class Text:
     def go_on(self, place: int, token_ids: list[int]) -> None:
         """After `place` tokens the text goes on with these. Nothing changes if tokens before them lack."""
         begin = self.prompt_len - self.offset + place
-        if begin <= len(self.ids):
+        if 0 <= begin <= len(self.ids):
             self.ids[begin:] = token_ids
             spare = max(begin - _KEPT, 0)
             self.offset += spare
@@ -117,7 +117,7 @@ class Times:
         if len(seen) >= _KNOWN:
             self._ms[num_rows] = median(seen)
 
-    def best(self, num_rows: int, gains: Sequence[float], *, may_delay: bool) -> int:
+    def best(self, num_rows: int, gains: npt.NDArray[np.float64], *, may_delay: bool) -> int:
         """How many drafts, in the order of their `gains` in tokens, make the most tokens a second beside so many rows.
         What was not measured yet is taken for free, so that it is measured."""
         self._num_steps += 1
@@ -125,7 +125,7 @@ class Times:
             return len(gains)
         known = sorted(num for num in self._ms if num >= num_rows)
         took = np.interp(num_rows + np.arange(len(gains) + 1), known, [self._ms[num] for num in known])
-        speeds = (num_rows + np.cumsum([0.0, *gains])) / took
+        speeds = (num_rows + np.concatenate(([0.0], np.cumsum(gains)))) / took
         if not may_delay:
             speeds[took > _MAY_DELAY * took[0]] = 0.0
         return int(np.argmax(speeds))
@@ -174,20 +174,18 @@ class Texts:
             if is_steady and self._last is not None and self._last[1] == num_rows:
                 self._times.note(self._last[2], (now - self._last[0]) * 1e3)
             waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
-            gains = sorted(
-                (
-                    (text.share**num, index)
-                    for index, (text, _, ids) in enumerate(waiting)
-                    for num in range(1, len(ids) + 1)
-                ),
-                key=lambda gain: -gain[0],
-            )
-            num = self._times.best(num_rows, [gain for gain, _ in gains], may_delay=len(found) == num_rows)
-            for _, index in gains[:num]:
-                text, row, ids = waiting[index]
-                drafts[row.at].append(ids[len(drafts[row.at])])
-            for text, row, _ in waiting:
-                text.given = row.length, drafts[row.at].copy()
+            lengths_of = np.array([len(ids) for _, _, ids in waiting], int)
+            shares = np.array([text.share for text, _, _ in waiting])
+            gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(
+                1, self.most + 1
+            )  # a draft counts if all before it are right
+            gains[np.arange(self.most) >= lengths_of[:, None]] = 0.0
+            order = np.argsort(-gains, axis=None)[: lengths_of.sum()]
+            num = self._times.best(num_rows, gains.ravel()[order], may_delay=len(found) == num_rows)
+            counts = np.bincount(order[:num] // self.most, minlength=len(waiting)).tolist()
+            for (text, row, ids), count in zip(waiting, counts, strict=True):
+                drafts[row.at] = ids[:count]
+                text.given = row.length, ids[:count]
             self._last = (now, num_rows, num_rows + num) if is_steady else None
         return drafts
 

@@ -197,7 +197,7 @@ def test_junk_costs_fewer_and_fewer_rows_and_is_tried_again() -> None:
 @pytest.mark.parametrize(("row_ms", "fed"), [(1.0, K), (8.0, K), (90.0, 0)])
 def test_rows_that_do_not_pay_are_not_fed(row_ms: float, fed: int) -> None:
     times = Times()
-    gains = [0.9**num for num in range(1, K + 1)]
+    gains = 0.9 ** np.arange(1, K + 1)
     counts = []
     for _ in range(40):
         counts.append(times.best(1, gains, may_delay=True))

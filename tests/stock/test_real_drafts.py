@@ -21,6 +21,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, EngineOptions, make_plan
 from skydraft.engines.base import Engine
+from skydraft.grammars import regex
 from tests import reference
 from tests.choosing.test_distribution import SIGNIFICANCE, p_value
 from tests.serving import free_port
@@ -105,6 +106,16 @@ def test_a_device_writes_what_vllm_writes(served: tuple[str, str], twin: Engine)
         plain = [write(number, one, "cloud") for number in range(8)]
         jobs = [pool.submit(write, number, [one, other][number % 2], "lossless") for number in range(8)]
         assert [job.result() for job in jobs] == plain
+
+
+def test_a_grammar_holds_while_a_device_drafts(served: tuple[str, str], twin: Engine) -> None:
+    (url, port), params = served, DecodingParams(max_new_tokens=80, grammar=regex("[a-z]{12}, [0-9]{12}"))
+    with closing(skydraft.connect(url, drafts=port, require=True)) as cloud:
+        texts = [
+            skydraft.generate("x", edge=twin, cloud=cloud, plan=make_plan(mode), params=params, raw=True).run().text
+            for mode in ("lossless", "cloud", "lossless")
+        ]
+    assert texts[0] == texts[1] == texts[2] and re.fullmatch("[a-z]{12}, [0-9]{12}", texts[0])
 
 
 def test_drafts_leave_the_distribution_as_it_is(tiny: Path, twin: Engine) -> None:  # noqa: F811

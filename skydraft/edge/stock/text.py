@@ -205,8 +205,9 @@ class StockText:
     def _send_drafts(self) -> None:
         if self._drafted and self._branch:
             num_bytes, place, token_ids = self._drafted.draft(self._branch, self._text)
-            self._ledger.note(LinkCost(bytes_up=num_bytes))
-            self.sent.blocks.append((place, token_ids))
+            if num_bytes:
+                self._ledger.note(LinkCost(bytes_up=num_bytes))
+                self.sent.blocks.append((place, token_ids))
 
     def stop(self) -> None:
         self._is_stopped = True
