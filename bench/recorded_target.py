@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from bench.recorded_draft import KeptRow
+from bench.recorded_draft import KeptRow, KeptRows, RecordedDraft
 from skydraft.access.limits import Limits
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.server import serve
@@ -31,11 +31,14 @@ from skydraft.cloud.worker import Worker
 from skydraft.decoding.cost_model import row_ms
 from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.options import EngineOptions
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.models import default_pair, resolve
 from skydraft.models.cache import cache_dir
+
+MAX_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,15 @@ class RecordedModel(ListEngine):
         return found
 
 
+def kept_target(step_ms: float, max_sequences: int) -> Engine:
+    """The real target, for texts that no recording has. Each row is computed once, and a forward takes `step_ms`."""
+    real = skydraft.load(default_pair().target, EngineOptions(2048))
+    engine = RecordedDraft(KeptRows(real), step_ms)
+    engine.max_sequences, engine.max_output_rows, engine.has_kernels = max_sequences, MAX_ROWS, False
+    engine.profile = RowProfile(MAX_ROWS, (step_ms,) * MAX_ROWS)
+    return engine
+
+
 def _weights_of_the_target() -> str:
     """What the calibration of the pair knows it by."""
     path = resolve(default_pair().target, cache_dir(), offline=True)
@@ -112,9 +124,10 @@ def _weights_of_the_target() -> str:
 class RecordedServer:
     """`main` in a process of its own, for as long as the `with` block lasts. `port` is where it listens."""
 
-    def __init__(self, texts: Path, costs: Seq[float], num_sessions: int = 4) -> None:
+    def __init__(self, texts: Path, costs: Seq[float], num_sessions: int = 4, *, is_real: bool = False) -> None:
         self._command = [sys.executable, "-m", "bench", "recorded_target", "--texts", str(texts)]
         self._command += ["--sessions", str(num_sessions), "--costs", ",".join(map(str, costs))]
+        self._command += ["--real"] if is_real else []
 
     def __enter__(self) -> RecordedServer:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -137,9 +150,13 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True, help="as `python -m bench link` records them")
     parser.add_argument("--costs", default="45", help="ms of a forward of 1, 2, … rows")
     parser.add_argument("--sessions", type=int, default=4)
+    parser.add_argument("--real", action="store_true", help="the demo pair's target, for texts that were not recorded")
     given = parser.parse_args()
     costs, recording = [*map(float, given.costs.split(","))], Recording(read_texts(given.texts))
-    real = skydraft.load(default_pair().draft, threads=1)  # for its vocabulary, which is the target's
-    engine = RecordedModel(real, recording, costs, given.sessions)
+    if given.real:
+        engine = kept_target(costs[0], given.sessions)
+    else:
+        real = skydraft.load(default_pair().draft, threads=1)  # for its vocabulary, which is the target's
+        engine = RecordedModel(real, recording, costs, given.sessions)
     options = ServeOptions(port=0, limits=Limits(max_sessions=given.sessions))
     serve(lambda: Worker(engine, options.limits), options, lambda worker, port: print(port, flush=True))
