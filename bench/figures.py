@@ -31,8 +31,8 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link gated_link race_q4_0 race_q4_k_m tasks long devices everyday speech presets"
-SUMMARY, LINK, GATED, RACE_0, RACE_K, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
+FILES = "link gated_link race_q4_0 race_q4_k_m vllm tasks long devices everyday speech presets"
+SUMMARY, LINK, GATED, RACE_0, RACE_K, VLLM, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 
@@ -119,6 +119,18 @@ def two_engines() -> list[str]:
         rows.append([name, costs, *(f"{of[kind]['speed']:.2f} ({of[kind]['whole']:.2f})" for kind in of)])
     kinds = [KINDS[point["kind"]] for point in RACE_0["points"]]
     return table(("weights of both", "a forward of 2 · 4 · 8 rows", *kinds), rows)
+
+
+def vllm_with_drafts() -> list[str]:
+    ways: dict[str, dict[str, Any]] = {}
+    for point in VLLM["points"]:
+        ways.setdefault(point["way"], {})[KINDS[point["kind"]]] = point
+    rows = [
+        [way, *(f"{each['speed']:.2f} ({each['forwards']:.2f})" for each in of.values()),
+         f"{sum(each['same'] for each in of.values())} of {sum(each['texts'] for each in of.values())}"]
+        for way, of in ways.items()
+    ]  # fmt: skip
+    return table(("stream = 1", *ways["race"], "same text"), rows)
 
 
 def far_cell(mode: str, rtt_ms: float, kinds: Iterable[str] = GATED_KINDS) -> str:
@@ -354,6 +366,7 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
         over_a_link,
         what_the_link_carries,
         two_engines,
+        vllm_with_drafts,
         how_fast,
         how_many_devices,
         right_answers,

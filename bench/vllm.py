@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--own-draft", type=Path, metavar="CHECKPOINT", help="vLLM's own draft model")
     parser.add_argument("--draft", default=default_pair().draft, help="the device's")
     parser.add_argument("--kinds", default="zh,everyday,code,zh-long,edits")
+    parser.add_argument("--ways", default="race,no drafts,n-gram,own draft model")
     parser.add_argument("--prompts", type=int, default=3, help="of each kind, at most")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rtt", type=float, default=20.0, help="round trip, ms")
@@ -167,7 +168,7 @@ def main() -> None:
             return Side(url, stack.enter_context(closing(cloud)), edge, mode)
 
         stream = side(stack, plain, "cloud")
-        for name, speculation in ways:
+        for name, speculation in ((name, how) for name, how in ways if name in given.ways.split(",")):
             with ExitStack() as own_stack:
                 url = own_stack.enter_context(vllm_serve(given.target.absolute(), 8102, first, speculation))
                 mode, drafts = ("lossless", DRAFTS) if name == "race" else ("cloud", None)
