@@ -6,26 +6,34 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, Tag
 
 from skydraft.gateway.answers import Answer, Choice, Run, WrittenCall
 from skydraft.gateway.desk import Ended, Event
 from skydraft.gateway.items import (
+    AS_ROLE,
     IN_PARTS,
     MAX_TOOLS,
-    AnyTool,
+    CalledTool,
     Checked,
+    Content,
+    Function,
+    OtherTool,
     Some,
     TextPart,
-    Tool,
     ToolChoice,
     Turn,
+    by_kind,
     calling_of,
+    flat,
 )
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.prompts.messages import Role
 from skydraft.types import Score
+
+_AS_CALL = BeforeValidator(lambda call: {**flat(call), "type": "function_call"} if isinstance(call, dict) else call)
 
 
 class _Prediction(Checked):
@@ -35,10 +43,36 @@ class _Prediction(Checked):
     content: Annotated[Some[TextPart], Field(max_length=4096), IN_PARTS]
 
 
+# What clients send back as they got it, in whatever form others write it.
+_Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+
+
+class _Message(Checked):
+    role: Annotated[Role, AS_ROLE]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Some[Annotated[CalledTool, _AS_CALL]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: _Thought = None
+    reasoning: _Thought = None  # the same, as others call it
+
+    def turn(self) -> Turn:
+        thought = self.reasoning_content or self.reasoning
+        return Turn(self.role, self.content or [], self.tool_calls or [], self.tool_call_id, self.name, thought)
+
+
+class _Tool(Checked):
+    type: Literal["function"]
+    function: Function
+
+
+_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
+
+
 class ChatRequest(Body):
-    messages: Annotated[Some[Turn], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -51,12 +85,13 @@ class ChatRequest(Body):
         if self.top_logprobs and not self.logprobs:
             raise Refusal(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
         tools, predicted = self.tools or (), self.prediction
-        functions = [tool.function.model_dump(exclude_unset=True) for tool in tools if isinstance(tool, Tool)]
+        functions = [tool.function.model_dump(exclude_unset=True) for tool in tools if isinstance(tool, _Tool)]
         return Ask(
-            self, self.messages, max_tokens=self.max_completion_tokens or self.max_tokens, stop=self.stop,
-            effort=self.reasoning_effort, num_best=(self.top_logprobs or 0) if self.logprobs else None,
+            self, [message.turn() for message in self.messages], goes_on=bool(self.continue_final_message),
+            max_tokens=self.max_completion_tokens or self.max_new_tokens, effort=self.reasoning_effort,
+            num_best=(self.top_logprobs or 0) if self.logprobs else None,
             calling=calling_of(functions, tools, self.tool_choice, self.parallel_tool_calls),
-            form=self.response_format, goes_on=bool(self.continue_final_message),
+            schema=self.response_format.schema_ if self.response_format else None,
             prediction="".join(part.text for part in predicted.content) if predicted else None,
         )  # fmt: skip
 

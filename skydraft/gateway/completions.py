@@ -34,14 +34,14 @@ class TextRequest(Body):
     prompt_field: ClassVar[str] = "prompt"
 
     prompt: Annotated[Some[_Prompt], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
-    max_tokens: MaxTokens | Literal[0] = None
+    max_new_tokens: MaxTokens | Literal[0] = Field(None, alias="max_tokens")
     echo: bool | None = None
     # False asks for none; 0 asks for those of the chosen tokens.
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS), _NO_SCORES] = None
 
     def to_ask(self) -> Ask:
         return Ask(
-            self, prompts=self.prompt, max_tokens=self.max_tokens, stop=self.stop, effort=self.reasoning_effort,
+            self, prompts=self.prompt, max_tokens=self.max_new_tokens, effort=self.reasoning_effort,
             num_best=self.logprobs, echoes=bool(self.echo),
         )  # fmt: skip
 

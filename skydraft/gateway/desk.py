@@ -89,15 +89,10 @@ class Ticket:
     is_cancelled: bool = False  # only `Desk.cancel` changes it
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the only call that it may have is whole."""
-        return self.reader.is_done
-
     def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
         """The pieces that become certain with each token, up to the one that completes the only call."""
         for token in tokens:
-            if self.is_done:
+            if self.reader.is_done:
                 return
             thought = [Piece(token.reasoning, "thinking")] if token.reasoning else []
             yield thought + self.reader.push(token.text)
@@ -210,7 +205,7 @@ class Desk:
             pieces = list(ticket.read(tokens))
             shown, scores = tokens[: len(pieces)], generation.scores(done)[: len(pieces)]
             ticket.tell(Wrote(done, shown, pieces, lines, scores))
-            if ticket.is_done:
+            if ticket.reader.is_done:
                 generation.interrupt()
             self._finish(ticket, generation)  # sent before observers run
             # The next round would slow the event loop down, which must first send the token.
@@ -221,7 +216,7 @@ class Desk:
         if finish is None:
             return
         left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
-        if ticket.is_done:  # whatever else the last token was
+        if ticket.reader.is_done:  # whatever else the last token was
             finish = "interrupted"
         stats, scores = generation.stats, generation.scores_of_both()
         if auditor := self._pair.auditor:

@@ -1,13 +1,13 @@
-"""Turns and tools, in requests of all interfaces. One table says what becomes of each kind of part."""
+"""Parts of turns, calls and tools, in requests of all interfaces. One table says what becomes of each kind of part."""
 
 import json
 import re
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import Role
@@ -35,25 +35,36 @@ _LEFT_OUT = re.compile(r"(.+_)?compaction|.+_(call|output|snapshot|tools|trigger
 
 
 def _by_kind(item: Any) -> Any:
-    """An item with its kind as its type; what is text, though its type is another, as text."""
+    """An item with its kind as its type. Words are text, whatever their type; of thoughts only words are left."""
     name = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
     if not isinstance(name, str):
         return item
-    source = item.get("source") if name == "document" else {}
-    source = source if isinstance(source, dict) else {}
-    told: Any = None
-    if source.get("type") == "text":
-        said = (item.get("title"), item.get("context"), source.get("data"))
-        told = "\n".join(text for text in said if text and isinstance(text, str))
-    elif source.get("type") == "content" or name == "search_result":
-        told = json.dumps(item, ensure_ascii=False)
-    elif name in _SAID_IN:
-        told = item.get(_SAID_IN[name])
-    if told is not None:
-        return {"type": "text", "text": told}
+    kind = _KIND_OF.get(name) or ("thinking" if _LEFT_OUT.fullmatch(name) else name)
+    if (words := _words_in(item, name)) is not None:
+        return {"type": "text", "text": words}
+    if kind == "thinking":
+        parts = item["content"] if isinstance(item.get("content"), list) else ()
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text"]
+        return {"type": kind, "thought": _lines(item.get("thinking"), *texts)}
     # A tool that has no name is called by its type.
     own = {"name": name.removesuffix("_call")} if item.keys() & {"action", "operation"} else {}
-    return {**own, **item, "type": _KIND_OF.get(name) or ("thinking" if _LEFT_OUT.fullmatch(name) else name)}
+    return {**own, **item, "type": kind}
+
+
+def _words_in(item: Json, name: str) -> Any:
+    """What an item of this type says, if it is words; else None."""
+    source = item.get("source") if name == "document" else {}
+    source = source if isinstance(source, dict) else {}
+    kind = source.get("type")
+    if kind == "text":
+        return _lines(item.get("title"), item.get("context"), source.get("data"))
+    if kind == "content" or name == "search_result":
+        return json.dumps(item, ensure_ascii=False)
+    return item.get(_SAID_IN[name]) if name in _SAID_IN else None
+
+
+def _lines(*texts: Any) -> str:
+    return "\n".join(text for text in texts if text and isinstance(text, str))
 
 
 BY_KIND = BeforeValidator(_by_kind)
@@ -100,23 +111,13 @@ class Skipped(Checked):
     """What a model thought, or another server did; of this the model reads the thoughts."""
 
     type: Literal["thinking"]
-    thinking: Any = None
-    content: Any = None
-
-    @property
-    def thought(self) -> str:
-        parts = [part for part in self.content if isinstance(part, dict)] if isinstance(self.content, list) else []
-        texts = (part.get("text") for part in parts if part.get("type") == "reasoning_text")
-        return "\n".join(text for text in (self.thinking, *texts) if text and isinstance(text, str))
+    thought: str
 
 
 # The content of a message is a list of parts; a text is one.
 IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
 Part = Annotated[TextPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
-
-
-_ARGUMENTS = AliasChoices("arguments", "input", "action", "operation")
 
 
 class CalledTool(Checked):
@@ -126,15 +127,14 @@ class CalledTool(Checked):
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
-    arguments: str | Json | None = Field(None, validation_alias=_ARGUMENTS)
+    arguments: str | Json | None = Field(
+        None, validation_alias=AliasChoices("arguments", "input", "action", "operation")
+    )
     output: Content | None = None  # of a server's own tool
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> Json:
+        """As templates read it."""
         return {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
-
-
-def _as_call(call: Any) -> Any:
-    return {**flat(call), "type": "function_call"} if isinstance(call, dict) else call
 
 
 def _as_words(output: Any) -> Any:
@@ -144,44 +144,31 @@ def _as_words(output: Any) -> Any:
     return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
 
 
-_Output = Annotated[Content | None, BeforeValidator(_as_words)]
-
-
 class Result(Checked):
     type: Literal["function_call_output"]
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
-    output: _Output = Field(None, validation_alias=AliasChoices("output", "content"))
+    output: Annotated[Content | None, BeforeValidator(_as_words)] = Field(
+        None, validation_alias=AliasChoices("output", "content")
+    )
 
 
-def as_role(given: Any) -> Any:
-    return "system" if given == "developer" else given
+AS_ROLE = BeforeValidator(lambda given: "system" if given == "developer" else given)
 
 
-# What clients send back as they got it, in whatever form others write it.
-Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says, or has of a tool. One that only calls tools has no content."""
 
-
-class Turn(Checked):
-    """A message, or what another interface has instead. One that only called tools has no content."""
-
-    role: Annotated[Role, BeforeValidator(as_role)]
-    content: Content | None = None
-    name: str | None = None
-    tool_calls: Some[Annotated[CalledTool, BeforeValidator(_as_call)]] | None = None
+    role: Role
+    content: list[Any] = field(default_factory=list)  # of parts
+    tool_calls: list[CalledTool] = field(default_factory=list)
     tool_call_id: str | None = None
-    reasoning_content: Thought = None
-    reasoning: Thought = None  # the same, as others call it
+    name: str | None = None
+    reasoning: str | None = None  # where it stands beside the content
 
     @property
     def thought(self) -> str | None:
-        skipped = (part for part in self.content or () if isinstance(part, Skipped))
-        told = "\n".join(part.thought for part in skipped if part.thought)
-        return self.reasoning_content or self.reasoning or told or None
-
-
-def said(role: str, *parts: Any, calls: Iterable[CalledTool] = (), call_id: str | None = None) -> Turn:
-    """A turn of parts that were checked."""
-    return Turn.model_construct(role=as_role(role), content=[*parts], tool_calls=[*calls], tool_call_id=call_id)
+        return self.reasoning or _lines(*(part.thought for part in self.content if isinstance(part, Skipped))) or None
 
 
 ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
@@ -192,12 +179,7 @@ class Function(Checked, extra="allow"):
 
     name: ToolName
     description: Any = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Checked):
-    type: Literal["function"]
-    function: Function
+    parameters: Json | None = None
 
 
 class OtherTool(Checked, extra="allow"):
@@ -216,9 +198,6 @@ def by_kind(*known: str) -> Discriminator:
     return Discriminator(tag)
 
 
-AnyTool = Annotated[Annotated[Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
-
-
 class NamedTool(Checked):
     type: Literal["function"]
     name: str
@@ -227,7 +206,7 @@ class NamedTool(Checked):
 class AllowedTools(Checked):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[Some[dict[str, Any]], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
+    tools: Annotated[Some[Json], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
 
 
 def _as_choice(choice: Any) -> Any:
@@ -258,16 +237,18 @@ class Calling:
 def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:
     """What a ToolChoice leaves of the functions among `tools`; a named one is called once. Raises Refusal."""
     others = [tool.type for tool in tools if isinstance(tool, OtherTool)]
-    chosen, allowed, is_named = functions, functions if choice != "none" else (), isinstance(choice, NamedTool)
-    if isinstance(choice, NamedTool | AllowedTools):
-        known, listed = {each["name"] for each in functions}, getattr(choice, "tools", [choice.model_dump()])
-        names = [str(flat(tool).get("name")) for tool in listed if tool.get("type") == "function"]
-        if unknown := [name for name in names if name not in known]:
-            says = f"no function is called '{unknown[0][:64]}', and other tools are not run here"
-            raise Refusal(400, f"tool_choice: {says}", param="tool_choice")
-        allowed = [each for each in functions if each["name"] in names]
-        chosen = functions if is_named else allowed
+    known = {each["name"] for each in functions}
+    names, is_named = set[str]() if choice == "none" else known, isinstance(choice, NamedTool)
+    if is_named:
+        names = {choice.name}
+    elif isinstance(choice, AllowedTools):
+        names = {str(flat(tool).get("name")) for tool in choice.tools if tool.get("type") == "function"}
+    if unknown := sorted(names - known):
+        says = f"tool_choice: no function is called '{unknown[0][:64]}', and other tools are not run here"
+        raise Refusal(400, says, param="tool_choice")
+    allowed = [each for each in functions if each["name"] in names]
     must = is_named or "required" in (choice, getattr(choice, "mode", None))
     if must and not allowed:
         raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
-    return Calling(chosen, allowed, must, parallel is not False and not is_named, others)
+    described = allowed if isinstance(choice, AllowedTools) else functions
+    return Calling(described, allowed, must, parallel is not False and not is_named, others)

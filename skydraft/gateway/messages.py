@@ -30,10 +30,9 @@ from skydraft.gateway.items import (
     Unread,
     by_kind,
     calling_of,
-    said,
 )
 from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
-from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops, check_served
+from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops
 from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -58,11 +57,7 @@ class _Tool(BaseModel):
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
-    input_schema: dict[str, Any]
-
-    @property
-    def function(self) -> Json:
-        return self.model_dump(include={"name", "description"}, exclude_none=True) | {"parameters": self.input_schema}
+    parameters: Json = Field(alias="input_schema")
 
 
 _AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
@@ -98,7 +93,7 @@ class MessagesRequest(Body):
 
     messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
     system: Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256), IN_PARTS] | None = None
-    stop_sequences: Stops | None = None
+    stop: Stops | None = Field(None, alias="stop_sequences")
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: _Choice | None = None
     output_config: _Output | None = None
@@ -106,8 +101,9 @@ class MessagesRequest(Body):
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
-        ours = {f"skydraft.{name}": getattr(self.choice, name) for name in ("logprobs", "token_ids")}
-        check_served(ours, dict.fromkeys(ours, _NO_PLACE))
+        for name in ("logprobs", "token_ids"):
+            if getattr(self.choice, name):
+                raise Refusal(400, f"skydraft.{name}: {_NO_PLACE}", param=f"skydraft.{name}")
         turns: list[Turn] = []
         told = _Message.model_construct(role="system", content=self.system or [])
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
@@ -115,11 +111,12 @@ class MessagesRequest(Body):
             is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
-        tools, functions = self.tools or (), [tool.function for tool in self.tools or () if isinstance(tool, _Tool)]
-        chosen, output = self.tool_choice or _Choice(type="auto"), self.output_config or _Output()
+        tools, chosen = self.tools or (), self.tool_choice or _Choice(type="auto")
+        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools if isinstance(tool, _Tool)]
+        output = self.output_config or _Output()
         return Ask(
-            self, turns, max_tokens=self.max_tokens, stop=self.stop_sequences,
-            effort=self.reasoning_effort or output.effort, form=output.format,
+            self, turns, max_tokens=self.max_new_tokens, effort=self.reasoning_effort or output.effort,
+            schema=output.format.schema_ if output.format else None,
             calling=calling_of(functions, tools, chosen.meant, not chosen.disable_parallel_tool_use),
             goes_on=is_begun if self.continue_final_message is None else self.continue_final_message,
         )  # fmt: skip
@@ -131,17 +128,19 @@ def _turns(message: _Message) -> Iterator[Turn]:
     if message.role == "user":
         blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
     for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
-        told = list(group)
         if is_result:
-            yield from (said("tool", *each.output or (), call_id=each.call_id) for each in told)
+            yield from (Turn("tool", each.output or [], tool_call_id=each.call_id) for each in group)
             continue
-        texts = [block for block in told if isinstance(block, TextPart | Unread)]
-        if message.role == "system":
-            texts = [TextPart(text=words) for part in texts if (words := _BILL.sub("", part.text))]
+        told = list(group)
         calls = [block for block in told if isinstance(block, CalledTool)]
-        thoughts = [block for block in told if isinstance(block, Skipped) and block.thought]
-        if texts or calls or (thoughts and message.role == "assistant"):
-            yield said(message.role, *thoughts, *texts, calls=calls)
+        content = [block for block in told if not isinstance(block, CalledTool)]
+        if message.role == "system":
+            texts = (_BILL.sub("", block.text) for block in content if isinstance(block, TextPart | Unread))
+            content = [TextPart(text=text) for text in texts if text]
+        turn = Turn(message.role, content, calls)
+        is_thought = message.role == "assistant" and bool(turn.thought)
+        if calls or is_thought or any(not isinstance(block, Skipped) for block in content):
+            yield turn
 
 
 class MessagesAnswer(ItemsAnswer):

@@ -114,7 +114,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"), "modalities": (["text"],), "best_of": (1,), "n_cmpl": (1,), "n_predict": (-1,),
     "repeat_penalty": (1,), "truncation": ("disabled",), "truncate_prompt_tokens": (-1,),
     "skip_special_tokens": (True,), "response_format": ({"type": "text"},), "typical_p": (1,), "tfs": (1,),
-    "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,),
+    "top_n_sigma": (-1,), "t_max_predict_ms": (-1,), "adaptive_target": (-1,), "max_tokens": (-1,),
 }  # fmt: skip
 # Options that are fields of the request itself, by our names and by OpenAI's; the key `skydraft` does not take them.
 OWN_FIELDS = {"max_new_tokens": "max_tokens"} | {name: name for name in ("stop", "stop_token_ids", "logit_bias")}
@@ -124,7 +124,7 @@ _SAID = {"missing": "It is missing.", "too_short": "It is empty.", "union_tag_no
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
-def invalid(error: ValidationError, kinds: Collection[str] = ()) -> Refusal:
+def invalid(error: ValidationError, kinds: Collection[str]) -> Refusal:
     """What is wrong with a body. The location of an error also holds names of alternatives and `kinds`: no fields."""
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
@@ -32,9 +32,6 @@ T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
 _TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "adaptive": "auto", "True": "on", "False": "off"}
-_SAME_NAMES = (
-    "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop_token_ids",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,9 @@ class Defaults:
         return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64  # -1 is random
 
 
+_Requests: TypeAlias = tuple[list[GenerateRequest], list[str]]  # and what is left out of them
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     ask: Ask
@@ -69,61 +69,75 @@ class Order:
 def order_of(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> Order:
     """What a client asks for, in our words. `more` holds further fields of each request. Raises Refusal, UsageError."""
     body, ours = ask.body, ask.body.choice
-    order = (_text_order if ask.prompts else _chat_order)(ask, edge, names, defaults)
     scored = [num for num in (ask.num_best, ours.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": ours.local_only, "breaks_loops": ours.break_loops}
     more |= {"adapter": body.model.partition(":")[2] or None}  # of skydraft:ADAPTER and skydraft-MODE:ADAPTER
-    requests = [
-        replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64), **more)
-        for each in order.requests
+    requests, left_out = (_texts if ask.prompts else _chat)(ask, edge, names, defaults, **more)
+    choices = [
+        replace(each, params=replace(each.params, seed=(each.params.seed + number) % 2**64)) if number else each
+        for each in requests
         for number in range(body.n or 1)
     ]
-    return replace(order, requests=requests)
+    return Order(ask, choices, left_out)
 
 
-def _chat_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    """The order of one choice."""
-    calling, ours = ask.calling, ask.body.choice
-    if calling.functions and not tool_calls.writes_calls(edge.vocab):
+def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> _Requests:
+    """The request of a chat, and what is left out of it."""
+    functions, ours = ask.calling.functions, ask.body.choice
+    if functions and not tool_calls.writes_calls(edge.vocab):
         message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
         raise Refusal(400, message, param="tools")
-    messages = _messages(ask, edge)
-    if ask.goes_on and messages:
-        messages[-1] = named(ask.body.prompt_field, lambda: replace(messages[-1], is_open=True))
-    if defaults.system and not any(message.role == "system" for message in messages):
-        messages.insert(0, Message("system", defaults.system))
-    begun = _begun(ask, edge)
-    max_tokens = ask.max_tokens or defaults.max_new_tokens(edge.context_len)
-    max_tokens = min(max_tokens + (0 if ours.continue_as_prompt else len(begun)), 2**31 - 1)
-    if not calling.functions and tool_calls.writes_calls(edge.vocab):
-        messages = tool_calls.results_before_questions(messages)
-    unfollowed = set[str]()
-    params = _params(ask, defaults, max_tokens, _grammar(ask, unfollowed))
+    messages, begun, unfollowed = _messages(ask, edge, defaults.system), _begun(ask, edge.vocab), set[str]()
     think, settings, budget, is_unmet = _thinking(ask, edge.vocab, defaults.think)
-    params = replace(params, think_budget=ours.think_budget or budget or params.think_budget)
+    num_tokens = (ask.max_tokens or defaults.max_new_tokens(edge.context_len)) + len(begun)
+    params = _params(
+        ask, defaults, grammar=_grammar(ask, unfollowed), think_budget=ours.think_budget or budget,
+        max_new_tokens=min(num_tokens - (len(begun) if ours.continue_as_prompt else 0), 2**31 - 1),
+    )  # fmt: skip
     plan = names.plan_of(ask.body.model, ours)
-    if messages and calling.functions and not params.grammar:
+    if messages and functions and not params.grammar:
         messages = tool_calls.may_answer(messages)
         if ours.min_call_prob is None:
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if ours.gate else plan.checking_start()
+    elif not functions and tool_calls.writes_calls(edge.vocab):
+        messages = tool_calls.results_before_questions(messages)
     if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
         message = "This gateway shares no recordings. Use skydraft-edge, or start it with --share-audio features."
         raise Refusal(400, message, param=ask.body.prompt_field)
-    tools = [{"type": "function", "function": each} for each in calling.described] if calling.functions else ()
+    tools = [{"type": "function", "function": each} for each in ask.calling.described] if functions else []
     request = GenerateRequest(
-        tuple(messages), plan, params, tools=tuple(tools), think=ours.think or think,
-        settings=tuple(settings.items()), share_audio=defaults.share_audio, begun=begun,
-        begun_is_prompt=bool(ours.continue_as_prompt), prediction=ask.prediction or "",
+        tuple(messages), plan, params, tools=tuple(tools), think=ours.think or think, settings=tuple(settings.items()),
+        share_audio=defaults.share_audio, begun=begun, begun_is_prompt=ours.continue_as_prompt,
+        prediction=ask.prediction or "", **more,
     )  # fmt: skip
-    return Order(ask, [request], [*sorted(unfollowed.union(calling.others)), *["thinking"] * is_unmet])
+    return [request], [*sorted(unfollowed.union(ask.calling.others)), *["thinking"] * is_unmet]
 
 
-def _begun(ask: Ask, edge: Engine) -> tuple[int, ...]:
+def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> _Requests:
+    """The requests of texts to go on with, and what is left out of them."""
+    ours = ask.body.choice
+    if "" in ask.prompts and not edge.vocab.bos_text:
+        raise Refusal(400, "prompt: It is empty.", param="prompt")
+    if ours.continue_ids:
+        raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
+    plan = names.plan_of(ask.body.model, ours)
+    params = _params(ask, defaults, max_new_tokens=ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
+    params = replace(params, think_budget=ours.think_budget or 0)  # the operator's is for chats
+    more |= {"raw": True, "think": ours.think or "auto", "scores_prompt": ask.echoes, "writes": ask.max_tokens != 0}
+    requests = []
+    for prompt in ask.prompts:
+        messages, ids = ((Message("user", prompt),), ()) if isinstance(prompt, str) else ((), tuple(prompt))
+        check_ids(ids, edge.vocab, "prompt")
+        requests.append(GenerateRequest(messages, plan, params, prompt_ids=ids, **more))
+    return requests, ["thinking"] if ask.effort not in (None, "none") else []  # a text has no chat template
+
+
+def _begun(ask: Ask, vocab: Vocab) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(ask.body.choice.continue_ids or ()), "skydraft.continue_ids"
-    check_ids(token_ids, edge.vocab, param)
+    check_ids(token_ids, vocab, param)
     if token_ids and (ask.calling.functions or ask.goes_on):
         what = "tools that may be called" if ask.calling.functions else "continue_final_message"
         raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
@@ -137,7 +151,7 @@ def check_ids(token_ids: Seq[int], vocab: Vocab, param: str) -> None:
 
 def _grammar(ask: Ask, left_out: set[str]) -> str:
     """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
-    calling, grammar = ask.calling, ""
+    calling, own = ask.calling, ask.body.choice.grammar or ""
     schema = None if calling.must else ask.schema
     if calling.functions and (calling.must or schema is not None):
         tools = [{**each, "parameters": followable(each.get("parameters"), left_out)} for each in calling.functions]
@@ -146,6 +160,10 @@ def _grammar(ask: Ask, left_out: set[str]) -> str:
         grammar = named("tools", lambda: check_grammar(make()))
     elif schema is not None:
         grammar = named(ask.body.format_field, lambda: json_schema(followable(schema, left_out)))
+    else:
+        return own
+    if own:
+        raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")
     for keyword in left_out:
         _say_unfollowed(keyword)
     return grammar
@@ -165,51 +183,22 @@ def named(param: str, make: Callable[[], T]) -> T:
         raise Refusal(400, error.message, param=param) from error
 
 
-def _text_order(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults) -> Order:
-    if "" in ask.prompts and not edge.vocab.bos_text:
-        raise Refusal(400, "prompt: It is empty.", param="prompt")
-    if ask.body.choice.continue_ids:
-        raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
-    for prompt in ask.prompts:
-        check_ids(() if isinstance(prompt, str) else prompt, edge.vocab, "prompt")
-    ours = ask.body.choice
-    plan = names.plan_of(ask.body.model, ours)
-    params = _params(ask, defaults, ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
-    params = replace(params, think_budget=ours.think_budget or 0)  # the operator's is for chats
-    make = partial(GenerateRequest, plan=plan, params=params, raw=True, think=ours.think or "auto")
-    make = partial(make, scores_prompt=ask.echoes, writes=ask.max_tokens != 0)
-    said = [((Message("user", text),), ()) if isinstance(text, str) else ((), tuple(text)) for text in ask.prompts]
-    left_out = ["thinking"] if ask.effort not in (None, "none") else []  # a text has no chat template
-    return Order(ask, [make(messages, prompt_ids=prompt_ids) for messages, prompt_ids in said], left_out)
+def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
+    """What the client says, and `made` of it where that is not 0 or "", before the gateway's own."""
+    body, style, given = ask.body, ask.body.choice.style, ask.body.decoding()
+    given["seed"] = defaults.seed(body.seed) if body.choice.seed is None else body.choice.seed
+    given |= {name: value for name, value in made.items() if value}
+    own = asdict(defaults.params) | ({"sentences": 0} if given.get("grammar") else {})
+    return decoding_params(style, **({} if style else own) | given)
 
 
-def _params(ask: Ask, defaults: Defaults, max_new_tokens: int, grammar: str = "") -> DecodingParams:
-    body = ask.body
-    given: dict[str, Any] = {name: getattr(body, name) for name in _SAME_NAMES}
-    stops = [ask.stop] if isinstance(ask.stop, str) else ask.stop or []
-    given["stop"] = [text for text in stops if text] or None
-    given["top_p"] = None if body.top_p is None else max(body.top_p, 1e-9)
-    given["top_k"] = None if body.top_k is None else max(body.top_k, 0)  # -1 is off for some clients
-    given["logit_bias"] = body.logit_bias.items() if body.logit_bias else None
-    given["seed"] = defaults.seed(body.seed)
-    given["min_new_tokens"] = body.min_tokens
-    given |= body.choice.decoding()
-    if grammar and given.get("grammar"):
-        raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")
-    given["grammar"] = given.get("grammar") or grammar or None
-    given["max_new_tokens"] = max_new_tokens
-    chosen = {name: value for name, value in given.items() if value is not None}
-    own = asdict(defaults.params) | ({"sentences": 0} if "grammar" in chosen else {})  # which says where it ends
-    return decoding_params(body.choice.style, **({} if body.choice.style else own) | chosen)
-
-
-def _messages(ask: Ask, edge: Engine) -> list[Message]:
+def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
     """What a model cannot take is refused in the user's last turn, and words before."""
     messages: list[Message] = []
     left_s, last, place = _MAX_SPEECH_S, _last_turn(ask.turns), ask.body.place
     for number, turn in enumerate(ask.turns):
         texts, recordings = list[str](), list[Audio]()
-        for at, part in enumerate(turn.content or ()):
+        for at, part in enumerate(turn.content):
             if isinstance(part, AudioPart) and edge.takes_audio and turn.role == "user":
                 recordings.append(_audio(part, place(number)))
                 left_s -= recordings[-1].duration_s
@@ -226,11 +215,15 @@ def _messages(ask: Ask, edge: Engine) -> list[Message]:
         text = CAPTION_PROMPT if recordings and not text.strip() else text
         if turn.role == "system" and not text.strip():
             continue  # some clients always send an empty one
-        calls = as_objects(call.as_chat() for call in turn.tool_calls or ())
-        more = {"tool_calls": calls or None, "tool_call_id": turn.tool_call_id, "name": turn.name}
+        calls = as_objects(call.as_chat() for call in turn.tool_calls)
+        more = {"tool_calls": calls, "tool_call_id": turn.tool_call_id, "name": turn.name}
         more |= {REASONING: turn.thought if turn.role == "assistant" else None}
-        kept = tuple((key, value) for key, value in more.items() if value is not None)
+        kept = tuple((key, value) for key, value in more.items() if value not in (None, []))
         messages.append(Message(turn.role, text, kept, tuple(recordings)))
+    if ask.goes_on and messages:
+        messages[-1] = named(ask.body.prompt_field, lambda: replace(messages[-1], is_open=True))
+    if system and not any(message.role == "system" for message in messages):
+        messages.insert(0, Message("system", system))
     return messages
 
 
@@ -253,7 +246,7 @@ def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, 
     """What a client says, in its own words, as this model can follow it: whether to think, what the template is given,
     the budget (0 is none), and whether the model cannot do as it says. Raises Refusal for what cannot apply.
     """
-    template, kwargs = template_of(vocab.chat_template), ask.body.chat_template_kwargs or {}
+    template, kwargs = template_of(vocab.chat_template), ask.body.chat_template_kwargs
     for name, value in kwargs.items():
         param = f"chat_template_kwargs.{name}"
         if name not in template.names and re.search(rf"\b{re.escape(name)}\b", vocab.chat_template or ""):

@@ -1,15 +1,16 @@
 """OpenAI's `/v1/responses` : its body, and answers whole or as server-sent events. Nothing is kept between requests."""
 
-import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from itertools import chain, count
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
 from skydraft.gateway.items import (
+    AS_ROLE,
     BY_KIND,
     MAX_TOOLS,
     CalledTool,
@@ -28,7 +29,6 @@ from skydraft.gateway.items import (
     by_kind,
     calling_of,
     flat,
-    said,
 )
 from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
@@ -37,13 +37,13 @@ from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LOGPROBS = "message.output_text.logprobs"
-_COPIED = {"model", "instructions", "max_output_tokens", "temperature", "top_p", "tools", "tool_choice",
+_COPIED = {"model", "instructions", "max_new_tokens", "temperature", "top_p", "tools", "tool_choice",
            "parallel_tool_calls", "metadata"}  # fmt: skip
 
 
 class _Message(BaseModel):
     type: Literal["message"]
-    role: Literal["user", "assistant", "system", "developer"]
+    role: Annotated[Literal["user", "assistant", "system"], AS_ROLE]
     content: Content
 
 
@@ -86,7 +86,7 @@ class ResponsesRequest(Body):
 
     input: Annotated[Some[_Item], Field(min_length=1, max_length=MAX_TURNS), _ONE_MESSAGE]
     instructions: str | None = None
-    max_output_tokens: MaxTokens = None
+    max_new_tokens: MaxTokens = Field(None, alias="max_output_tokens")
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
@@ -104,43 +104,43 @@ class ResponsesRequest(Body):
             if len(name) > 128:  # with that of its namespace
                 raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
             functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
-        calling = calling_of(functions, itertools.chain(*spaces), self.tool_choice, self.parallel_tool_calls)
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return Ask(
-            self, self._turns(), max_tokens=self.max_output_tokens, stop=self.stop, effort=self.reasoning_effort,
-            num_best=(self.top_logprobs or 0) if scored else None, calling=calling,
-            form=self.text.format if self.text else None, goes_on=bool(self.continue_final_message),
+            self, self._turns(), max_tokens=self.max_new_tokens, effort=self.reasoning_effort,
+            num_best=(self.top_logprobs or 0) if scored else None, goes_on=bool(self.continue_final_message),
+            calling=calling_of(functions, chain(*spaces), self.tool_choice, self.parallel_tool_calls),
+            schema=self.text.format.schema_ if self.text and self.text.format else None,
         )  # fmt: skip
 
     def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
         known: dict[str, tuple[str | None, _Function]] = {}
         for space in self.tools or ():
+            namespace = space.name if isinstance(space, _Namespace) else None
             for tool in space.tools if isinstance(space, _Namespace) else [space]:
                 if isinstance(tool, _Function):
-                    namespace = space.name if isinstance(space, _Namespace) else None
                     known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _turns(self) -> list[Turn]:
         """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
-        turns: list[Any] = [said("system", TextPart(text=self.instructions))] if self.instructions else []
+        turns = [Turn("system", [TextPart(text=self.instructions)])] if self.instructions else []
         thoughts: list[Skipped] = []
         known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, Skipped):
-                thoughts += [item] if item.thought else []
+                thoughts.append(item)
             elif isinstance(item, _Message):
-                turns.append(said(item.role, *thoughts, *item.content))
+                turns.append(Turn(item.role, [*thoughts, *item.content]))
                 thoughts = []
             elif isinstance(item, CalledTool):
                 if not turns or turns[-1].role != "assistant":
-                    turns.append(said("assistant"))
+                    turns.append(Turn("assistant"))
                 turns[-1].content.extend(thoughts)
                 name, thoughts = known_as.get((item.namespace, item.name), item.name), []
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
-            if isinstance(item, Result) or (isinstance(item, CalledTool) and item.output is not None):
-                turns.append(said("tool", *item.output or (), call_id=item.call_id))
+            if isinstance(item, CalledTool | Result) and (item.output is not None or isinstance(item, Result)):
+                turns.append(Turn("tool", item.output or [], tool_call_id=item.call_id))
         return turns
 
 
@@ -154,7 +154,7 @@ class ResponsesAnswer(ItemsAnswer):
         self._functions = self._body.functions()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
-        self._numbers = itertools.count()
+        self._numbers = count()
 
     def first(self) -> Iterator[dict[str, Any]]:
         for name in ("created", "in_progress"):
@@ -247,8 +247,8 @@ class ResponsesAnswer(ItemsAnswer):
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        body = self._body.model_dump(include=_COPIED, mode="json")  # NaN, which some clients send, is no JSON
-        form = self._ask.form
+        body = self._body.model_dump(include=_COPIED, mode="json", by_alias=True)  # NaN, which some send, is no JSON
+        form = self._body.text and self._body.text.format
         told = form.model_dump(mode="json", by_alias=True, exclude_unset=True) if form else {"type": "text"}
         num_read, cached, written = self.usage
         is_over = status in ("completed", "incomplete")

@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, create_model
+from pydantic import BeforeValidator, Field, ValidationError, create_model
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.items import AudioPart, Calling, Checked, Json, Some, Turn, flat
@@ -20,7 +20,6 @@ from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, TOO_LONG,
 from skydraft.prompts import tool_calls
 from skydraft.prompts.thinking import Think
 
-B = TypeVar("B", bound=BaseModel)
 MAX_CHOICES = 8
 MAX_TURNS = 4096
 MAX_BIASES = 1024  # and stop tokens
@@ -46,12 +45,12 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Refuse longer objects before their items are checked: each item could cause an error."""
+    """Refuse longer objects before their items are checked: each item could cause an error. Null is an empty one."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > num_items:
             raise ValueError(f"at most {num_items} items")
-        return value
+        return {} if value is None else value
 
     return BeforeValidator(check)
 
@@ -94,28 +93,18 @@ class _Choice(Checked, extra="forbid"):
     local_only: bool = False
     break_loops: bool = True
 
-    def decoding(self) -> Json:
-        return self.model_dump(include={*_OPTIONS}, exclude_unset=True)
-
 
 _OPTIONS: Json = {
     known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
     if known.name not in {*OWN_FIELDS, "think_start", "think_end"}
 }  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
-
-
-def check_served(fields: Mapping[str, Any], not_served: Mapping[str, str]) -> None:
-    """Raise Refusal for a field that is not served, unless it asks for nothing."""
-    for name in not_served.keys() & fields.keys():
-        value = fields[name]
-        is_empty = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
-        if value is not None and not is_empty:
-            raise Refusal(400, f"{name}: {not_served[name]}", param=name)
+_Ours = Annotated[Any, BeforeValidator(Extension.model_validate), at_most(64)]
 
 
 class Body(Checked, extra="allow"):
-    """Fields of all interfaces. Those that are `not_served` are refused, and other unknown ones passed over."""
+    """Fields of all interfaces, by our names where theirs differ. Those that are `not_served` are refused, and other
+    unknown ones passed over."""
 
     not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
     kinds: ClassVar[frozenset[str]] = frozenset()  # of what is in a place of the body, which are no fields of it
@@ -125,8 +114,8 @@ class Body(Checked, extra="allow"):
     model: str = Field(max_length=256)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens = None
-    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    max_new_tokens: MaxTokens = Field(None, alias="max_tokens")
+    min_new_tokens: int | None = Field(None, ge=0, le=2**31 - 1, alias="min_tokens")
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
@@ -138,9 +127,9 @@ class Body(Checked, extra="allow"):
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, at_most(MAX_BIASES)] = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] = Field({})
     cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
-    chat_template_kwargs: Annotated[Json | None, at_most(64)] = None
+    chat_template_kwargs: Annotated[Json, at_most(64)] = Field({})
     reasoning_effort: Effort | None = None
     reasoning: Any = None
     thinking: Any = None
@@ -148,17 +137,27 @@ class Body(Checked, extra="allow"):
     think: bool | Effort | None = None  # as Ollama does
     thinking_budget: Any = None
     thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
-    skydraft: Annotated[Extension | None, at_most(64)] = None  # type: ignore[valid-type]
+    choice: _Ours = Field(Extension(), alias="skydraft")
 
     def model_post_init(self, context: object) -> None:
         extra = self.model_extra or {}
-        check_served(dict(self) | extra, self.not_served)
+        for name in self.not_served.keys() & extra.keys():
+            value = extra[name]
+            is_empty = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
+            if value is not None and not is_empty:
+                raise Refusal(400, f"{name}: {self.not_served[name]}", param=name)
         extra.clear()  # a body can hold much that is not read
 
-    @property
-    def choice(self) -> Any:
-        """Our extension, an empty one if there is none."""
-        return self.skydraft or Extension()
+    def decoding(self) -> Json:
+        """How tokens are chosen and where a text ends, as far as the client says."""
+        given: Json = {name: getattr(self, name) for name in _DECODING}
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        given["stop"] = [text for text in stops if text] or None
+        given["top_p"] = None if self.top_p is None else max(self.top_p, 1e-9)
+        given["top_k"] = None if self.top_k is None else max(self.top_k, 0)  # -1 is off for some clients
+        given["logit_bias"] = [*self.logit_bias.items()] or None
+        given |= self.choice.model_dump(include={*_OPTIONS}, exclude_none=True)
+        return {name: value for name, value in given.items() if value is not None}
 
     @abstractmethod
     def to_ask(self) -> "Ask":
@@ -167,6 +166,9 @@ class Body(Checked, extra="allow"):
     def place(self, number: int, *part: int) -> str:
         """What the client calls a turn, or a part of its content."""
         return self.prompt_field
+
+
+_DECODING = sorted({known.name for known in fields(DecodingParams)} & Body.model_fields.keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,10 @@ class Ask:
     turns: Seq[Turn] = ()
     prompts: Seq[str | list[int]] = ()
     max_tokens: int | None = None  # 0: nothing is written
-    stop: str | Seq[str] | None = None
     effort: str | None = None
     num_best: int | None = None
     calling: Calling = field(default_factory=Calling)
-    form: TextFormat | ObjectFormat | SchemaFormat | None = None
+    schema: Json | None = None  # of the answer
     goes_on: bool = False  # with the last turn
     echoes: bool = False
     prediction: str | None = None
@@ -194,7 +195,7 @@ class Ask:
         if not 0 < num <= MAX_TURNS:
             says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
             raise Refusal(400, f"{field}: {says}", param=field)
-        if any(len(turn.tool_calls or ()) > _MAX_CALLS for turn in self.turns):
+        if any(len(turn.tool_calls) > _MAX_CALLS for turn in self.turns):
             raise Refusal(400, f"{field}: A turn has more than {_MAX_CALLS} calls.", param=field)
 
     @property
@@ -202,15 +203,10 @@ class Ask:
         return [part for turn in self.turns for part in turn.content or () if isinstance(part, AudioPart)]
 
     @property
-    def schema(self) -> Json | None:
-        """Of the answer."""
-        return self.form.schema_ if self.form else None
-
-    @property
     def grammar_field(self) -> str:
         if self.calling.must:
             return "tools"
-        return "skydraft.grammar" if self.form is None else self.body.format_field
+        return "skydraft.grammar" if self.schema is None else self.body.format_field
 
     def reader(self) -> tool_calls.Reader:
         """What finds the calls in one choice."""
@@ -223,23 +219,22 @@ class Ask:
         return tool_calls.CallReader(tools, single=not calling.parallel)
 
 
-def read_body(data: bytes | bytearray, kind: type[B]) -> B:
-    """Parse and check a body. Raises Refusal. The interpreter is held meanwhile, so all that costs time is bounded."""
+def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
+    """Parse and check a body, and say what it asks for. Raises Refusal, also for a misplaced `local_only`: it would be
+    passed over, and the text sent.
+
+    The interpreter is held meanwhile, so all that costs time is bounded. Bytes that may be recordings are counted again
+    once it is known which are.
+    """
     if data.startswith(codecs.BOM_UTF8):  # `removeprefix` would copy each body
         data = data[len(codecs.BOM_UTF8) :]
     _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
     try:
-        return kind.model_validate_json(data)
+        body = kind.model_validate_json(data)
     except ValidationError as error:
-        raise invalid(error, getattr(kind, "kinds", ())) from None
-
-
-def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
-    """What a body asks for. Raises Refusal, also for too much beside the recordings that were found in it, and for a
-    misplaced `local_only`: it would be passed over, and the text sent."""
-    body = read_body(data, kind)
+        raise invalid(error, kind.kinds) from None
     ask = body.to_ask()
     _check_text(len(data) - sum(len(each.input_audio.data) for each in ask.recordings))
     if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):

@@ -173,9 +173,10 @@ def test_each_thought_of_a_turn_goes_back_with_it() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
     said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
     _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).to_ask().turns
-    assert (turn.thought, "text='速'" in str(turn.content), len(turn.tool_calls or ())) == ("快\n慢\n低", True, 1)
+    assert (turn.thought, "text='速'" in str(turn.content), len(turn.tool_calls)) == ("快\n慢\n低", True, 1)
     chat = {"role": "assistant", "content": [{"type": "thinking", "thinking": "快"}, thoughts[1]]}
-    assert ChatRequest.model_validate({"model": "a", "messages": [chat]}).messages[0].thought == "快\n慢"
+    (turn,) = ChatRequest.model_validate({"model": "a", "messages": [chat]}).to_ask().turns
+    assert turn.thought == "快\n慢"
 
 
 SEES: list[tuple[str, dict[str, Any], str]] = [
