@@ -95,12 +95,12 @@ def test_a_text_ends_right_whatever_dies_in_the_middle(alone: tuple[int, ...], w
         assert port is not None and texts is not None
         begun = skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=make_plan(), params=PARAMS, raw=True)
         for index, _ in enumerate(begun.rounds()):
-            if index == 10 and what == "port":
+            if index == 3 and what == "port":
                 port.close()
-            if index == 10 and what == "vllm":
+            if index == 3 and what == "vllm":
                 server.kill()
                 server.start()
-            if index == 10 and what == "device":
+            if index == 3 and what == "device":
                 break
         if what == "device":
             begun.close()
@@ -108,7 +108,8 @@ def test_a_text_ends_right_whatever_dies_in_the_middle(alone: tuple[int, ...], w
             assert written(edge, cloud).token_ids == alone
         else:
             assert begun.token_ids == alone
-        assert any("vLLM writes alone" in line for line in said) == (what == "port")
+        if what == "port":
+            Serving.wait_until(lambda: any("vLLM writes alone" in line for line in said))
 
 
 def test_what_leaves_by_the_port_is_counted(alone: tuple[int, ...]) -> None:
