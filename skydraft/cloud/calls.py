@@ -33,7 +33,7 @@ class Calls(grpc.GenericRpcHandler):
     keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
+        self._handlers = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
         self._has_methods = False
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 

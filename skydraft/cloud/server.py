@@ -17,7 +17,7 @@ from skydraft.cloud.service import VerifierService, uncounted
 from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing, telling
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import ServerInfo
+from skydraft.protocol.values import SESSION, ServerInfo
 
 log = logging.getLogger("skydraft.cloud")
 Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -36,7 +36,8 @@ class CloudServer:
         count = self._metrics.asked if self._metrics else uncounted
         self._service = VerifierService(worker, keyring, options, count)
         self._listener.calls.add(
-            questions(self.info, worker.served.engine.vocabulary_file, keyring, count) | self._service.methods
+            questions(self.info, worker.served.engine.vocabulary_file, keyring, count)
+            | {SESSION: self._service.session}
         )
 
     def info(self) -> ServerInfo:
