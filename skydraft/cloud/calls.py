@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from skydraft.cloud import log
 from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import GET_INFO, HEALTH, SERVICE, SESSION
 
-log = logging.getLogger("skydraft.cloud")
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
 Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it

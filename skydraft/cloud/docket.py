@@ -3,7 +3,6 @@
 Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from skydraft.access.limits import Limits, RowBudget
 from skydraft.access.shares import WorkShares
+from skydraft.cloud import log
 from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
 from skydraft.decoding.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
@@ -23,7 +23,6 @@ from skydraft.types import Cost, Draft, DraftBlock, Verdict
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics
 
-log = logging.getLogger("skydraft.cloud")
 TICK_S = 0.5  # how often idle sessions are checked
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
 _NO_BOUND = RowBudget(0.0)

@@ -1,7 +1,6 @@
 """`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,6 +9,7 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
 
 from skydraft import __version__
+from skydraft.cloud import log
 from skydraft.cloud.listening import Listener
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import questions
@@ -19,7 +19,6 @@ from skydraft.errors import EngineError, OptionError, importing, telling
 from skydraft.protocol.codec import short_fingerprint
 from skydraft.protocol.values import SESSION, ServerInfo
 
-log = logging.getLogger("skydraft.cloud")
 Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 _LOOK_S = 0.5
 

@@ -11,6 +11,7 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
+from skydraft.cloud import log
 from skydraft.cloud.calls import Count, RpcContext, abort, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
@@ -21,7 +22,6 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
 from skydraft.types import Draft, Verdict
 
-log = logging.getLogger("skydraft.cloud")
 _MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
