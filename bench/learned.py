@@ -32,12 +32,12 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.evaluation.comparison import request_of
-from skydraft.evaluation.intervals import Figure, Resamples, cell, share
 from skydraft.evaluation.modes import Mode, parse_mode
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.plots import load_pyplot
 from skydraft.evaluation.tasks.sets import read_tasks
 from skydraft.evaluation.workloads import Workload
+from skydraft.intervals import Figure, Resamples, cell, share
 from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
 from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.learning.dataset import prepare, weights_of

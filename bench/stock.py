@@ -24,7 +24,7 @@ from skydraft import DecodingParams, make_plan
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.intervals import Resamples
+from skydraft.intervals import Resamples
 from skydraft.types import LinkCost
 
 NAMES = ("tokens", "right", "calls", "written", "requests", "tokens_in", "tokens_hit", "bytes", "ms")

@@ -61,7 +61,7 @@ def load(
     path = resolve(os.fspath(model), cache, offline=offline or local_only, source=source, progress=progress)
     engine = open_engine(os.fspath(model), path, options)
     engine.is_local_only = local_only
-    engine.prefixes.share(beginning_ids(engine.vocab))
+    engine.prefixes.beginning = beginning_ids(engine.vocab)
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
     try:
         if adapter not in ("auto", "none"):

@@ -74,7 +74,8 @@ class _Named(io.FileIO):
 
 
 def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:
-    """A lock for `with`, until the process ends at the latest. Raises `busy` if another process keeps it so long."""
+    """A lock for `with`, until the process ends at the latest; its folder is made if missing. Raises `busy` if another
+    process keeps it so long."""
     try:
         return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
     except Timeout as error:

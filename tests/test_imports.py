@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "skydraft"
-_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "thinking"}
+_LEAVES = {"types", "errors", "characters", "config", "files", "grammars", "intervals", "thinking"}
 _CONTRACT = _LEAVES | {"engines.base", "engines.options", "engines.vocab"}
 _QUESTIONS = {"choosing", "gating", "prompts", "protocol"}
 _MACHINERY = {"edge", "decoding", "models"}
@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "characters": set(),
     "files": set(),
+    "intervals": {"files"},
     "origins": {"types"},
     "grammars": {"errors"},
     "thinking": set(),

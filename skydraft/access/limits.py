@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from skydraft.config import MAX_K
 from skydraft.errors import OptionError, RateLimited
 
-_BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
 _BURST_S = 2.0  # seconds of its rate that a token may use at once
 _MIN_BURST_ROWS = 64.0  # but always a whole block
 
@@ -35,10 +34,6 @@ class Limits:
             if not (value := getattr(self, each.name)) > 0 and not value == each.default == 0:
                 name = each.name if each.name == "rows_per_s" else each.name.removesuffix("_s")
                 raise OptionError(f"--{name.replace('_', '-')} must be positive.")
-
-    def message_bytes(self, *, takes_audio: bool) -> int:
-        """The size of the largest message: with audio, features of a prompt come in one."""
-        return self.max_message_bytes + (self.max_prompt * _BYTES_PER_AUDIO_TOKEN if takes_audio else 0)
 
 
 class RowBudget:

@@ -28,10 +28,8 @@ class Shares:
         return self._total - self._held.total()
 
     def may_take(self, owner: str, num: int = 1) -> bool:
-        if num > self.num_free or not self._apart or not self._held[owner]:
-            return num <= self.num_free
         spare = self._held[owner] + num if self._spare is None else self._spare
-        return num + spare <= self.num_free
+        return num + (spare if self._apart and self._held[owner] else 0) <= self.num_free
 
     def next_of(self, waiting: Iterable[T], owner_of: Callable[[T], str]) -> T | None:
         """The next to serve: the first one of the owner with the fewest places; None if that owner may take none."""

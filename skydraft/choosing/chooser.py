@@ -37,6 +37,7 @@ class Chooser:
         self.params, self._prompt_len = params, prompt_len
         compiled = compile_grammar(params.grammar, vocab) if params.grammar else None
         self._grammar = GrammarAlong(compiled, vocab, prompt_len) if compiled else None
+        self.has_grammar = compiled is not None
         self._constraints = constraints_of(params, vocab)
         self._thinking = ThinkingAlong(params, vocab) if params.think_end else None
 
@@ -96,10 +97,6 @@ class Chooser:
             return False
         self._allowed(prefix)
         return self._grammar.was_left
-
-    @property
-    def has_grammar(self) -> bool:
-        return self._grammar is not None
 
     def forced(self, prefix: TokenIds) -> int | None:
         """The only token that may come after `prefix`, whatever the logits; None if there are more."""

@@ -26,19 +26,16 @@ def tagged_pieces(vocab: Vocab, tags: Tags) -> tuple[bytes, ...]:
     return tuple(vocab.name_bytes(i) if i in ids else piece for i, piece in enumerate(vocab.pieces))
 
 
-class ThinkingAlong:
+class ThinkingAlong(Along[Place]):
     """Follows texts of a vocabulary. For one thread at a time."""
 
     def __init__(self, params: DecodingParams, vocab: Vocab) -> None:
         self._vocab, self._tags, self._budget = vocab, tags_of(params), params.think_budget
         self._pieces = tagged_pieces(vocab, self._tags)
         self._no_end = ~np.isin(np.arange(vocab.size), sorted(vocab.end_ids))
-        self._along = Along(Place(self._tags.in_bytes.begin), self._then)
+        super().__init__(Place(self._tags.in_bytes.begin), self._then)
         if self._budget and _longest(vocab, self._tags, self._tags.in_bytes.end) < 0:
             raise OptionError("--think-budget cannot be kept: no token of this model begins its end tag.")
-
-    def at(self, text: TokenIds) -> Place:
-        return self._along.at(text)
 
     def _then(self, place: Place, token_id: int) -> Place:
         thought, _, _ = place.thought.then(self._pieces[token_id].decode("latin-1"))

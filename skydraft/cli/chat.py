@@ -15,13 +15,12 @@ from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
 from skydraft.cli.sections import Command, loose, option, section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
-from skydraft.config import DecodingParams
-from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.errors import ContextExceeded, OptionError, SkydraftError
 from skydraft.prompts.messages import Message
-from skydraft.prompts.thinking import REASONING, Think
+from skydraft.prompts.thinking import REASONING
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
 _FENCE = '"""'
@@ -44,11 +43,10 @@ _output_section = section("output", "Chat", options.OutputChoice, [
 
 @dataclass
 class Talk:
-    plan: Plan
-    params: DecodingParams
+    gate: options.GateChoice
+    decoding: options.DecodingChoice
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
-    think: Think = "auto"
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -71,7 +69,7 @@ def chat(
 
     Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
-    talk = Talk(gate.plan, decoding.params(max_new_tokens=_MAX_NEW_TOKENS), system, think=decoding.think)
+    talk = Talk(gate, decoding, system)
     models = replace(models, is_quiet=output.quiet)
     with cloud.sides(models, None, audits=keep.audit_share > 0) as (edge, target), keep.watching(edge, target) as keep:
         assert edge is not None
@@ -85,7 +83,7 @@ def chat(
             before = list(talk.turns)
             try:
                 if _do(line, talk, is_fenced=is_fenced):
-                    _answer(talk, replace(gate, plan=talk.plan), edge, target, output, keep)
+                    _answer(talk, edge, target, output, keep)
             except KeyboardInterrupt:
                 talk.turns = before
                 click.echo("\nskydraft: not answered.", err=True)
@@ -106,7 +104,7 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
         case "/mode" | "/save" if rest in ("", "-"):
             raise OptionError(f"{name} needs a name after it.", hint="Type /help.")
         case "/mode":
-            talk.plan = make_plan(rest)
+            talk.gate = replace(talk.gate, plan=make_plan(rest))
             TERMINAL.say(f"mode {rest} from now on.")
         case "/system":
             talk.system = rest or None
@@ -130,13 +128,11 @@ def _save(talk: Talk, name: str) -> None:
     TERMINAL.say(f"{len(turns)} messages written to {name}, as JSON.")
 
 
-def _answer(
-    talk: Talk, gate: options.GateChoice, edge: Any, target: Any, output: options.OutputChoice, keep: options.KeepChoice
-) -> None:
+def _answer(talk: Talk, edge: Any, target: Any, output: options.OutputChoice, keep: options.KeepChoice) -> None:
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     request = GenerateRequest(
-        talk.messages, gate.plan, talk.params, think=talk.think, execution=gate.execution,
-        breaks_loops=gate.breaks_loops, cache_scope="chat",
+        talk.messages, talk.gate.plan, talk.decoding.params(max_new_tokens=_MAX_NEW_TOKENS), think=talk.decoding.think,
+        execution=talk.gate.execution, breaks_loops=talk.gate.breaks_loops, cache_scope="chat",
     )  # fmt: skip
     console = console_for(output.color)
     with (

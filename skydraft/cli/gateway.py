@@ -104,18 +104,15 @@ def _open(
 ) -> Pair:
     from skydraft.gateway.pair import Pair
 
-    here = [
-        *([] if models.edge_model == "none" else [models.edge_model]),
-        *([] if cloud.address or edge_only else [models.target_name]),
-    ]
+    here = [] if models.edge_model == "none" else [models.edge_model]
+    here += [] if cloud.address or edge_only else [models.target_name]
     options = models.fitted(here, num_sequences).options
     if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
         options = replace(options, total_len=options.total_len or num_sequences * options.context_len)
-    options = replace(options, max_sequences=num_sequences)
     plan = make_plan("edge") if edge_only else None
     cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
-    sides = cloud.sides(replace(models, options=options), plan, audits=keep.audit_share > 0)
-    edge, target = stack.enter_context(sides)
+    models = replace(models, options=replace(options, max_sequences=num_sequences))
+    edge, target = stack.enter_context(cloud.sides(models, plan, audits=keep.audit_share > 0))
     for engine in (edge, target):
         if isinstance(engine, Engine):
             stack.enter_context(engine)

@@ -97,10 +97,9 @@ def run(
     asks = _requests(_prompts(prompts, limit), system, decoding) if prompts else []
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
-    with disk_errors_named(cache_dir()):
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with locked(home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."):
-            return _Run(home, asks, folder, yes, cloud, bare).steps()
+    lock, busy = home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."
+    with disk_errors_named(cache_dir()), locked(lock, busy):
+        return _Run(home, asks, folder, yes, cloud, bare).steps()
 
 
 class _Run:

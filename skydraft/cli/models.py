@@ -66,8 +66,7 @@ def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
         about = {"name": name, "bytes": size, "license": license, "path": str(path) if path else None, "kind": kind}
         return about | {"adapters": adapters.get(name, [])}
 
-    known = KNOWN.values()
-    rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in known]
+    rows = [row(each.name, each.bytes, each.license, present(each, cache_dir()), "known") for each in KNOWN.values()]
     for name in EMBEDDED:
         rows.append(row(name, _bytes_in(embedded_path(name)), "Apache-2.0", embedded_path(name), "included"))
     for name, path in made_models(cache_dir()).items():

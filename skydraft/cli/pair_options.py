@@ -197,8 +197,7 @@ def _token(context: click.Context, param: click.Parameter, path: Path | None) ->
     if path is None or content is None:
         return None
     warn_if_shared(path)
-    lines = content.decode(errors="replace").splitlines()
-    fields = [line.partition("#")[0].split() for line in lines]
+    fields = [line.partition("#")[0].split() for line in content.decode(errors="replace").splitlines()]
     tokens = [field[-1] for field in fields if field]
     if len(tokens) != 1 or not tokens[0].isascii():
         hint = "Copy one line of the server's file."

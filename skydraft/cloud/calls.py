@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from skydraft.cloud import log
 from skydraft.errors import CloudFailure, SkydraftError
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import GET_INFO, HEALTH, SERVICE, SESSION
 
-log = logging.getLogger("skydraft.cloud")
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[Any, RpcContext], Awaitable[None]]  # takes the requests and the call
 Count: TypeAlias = Callable[[str, Exception | None], None]  # notes a request of a kind, and what refused it
@@ -33,7 +33,7 @@ class Calls(grpc.GenericRpcHandler):
     keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other."""
 
     def __init__(self) -> None:
-        self._handlers: dict[str, Any] = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
+        self._handlers = {path: _Handler(self._refuse) for path in (SESSION, GET_INFO, HEALTH)}
         self._has_methods = False
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 

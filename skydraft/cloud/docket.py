@@ -3,15 +3,15 @@
 Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from skydraft.access.limits import Limits
+from skydraft.access.limits import Limits, RowBudget
 from skydraft.access.shares import WorkShares
+from skydraft.cloud import log
 from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
 from skydraft.decoding.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
@@ -23,9 +23,9 @@ from skydraft.types import Cost, Draft, DraftBlock, Verdict
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics
 
-log = logging.getLogger("skydraft.cloud")
 TICK_S = 0.5  # how often idle sessions are checked
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
+_NO_BOUND = RowBudget(0.0)
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
 Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
 Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
@@ -35,15 +35,14 @@ class Job:
     """A call, its owner and, from `begin` on, its session. No other job uses the session until the last answer.
 
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
-    `charge` takes the rows of a token and returns the seconds until the next token: a text beyond its owner's rate is
-    slowed, not ended, since opening it again would cost more. `drafts` come while it writes; any thread may add some.
-    Their rows are used while the owner `has_spare` ones, so that no text gets slower by its drafts.
+    A text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` come while
+    it writes; any thread may add some. Their rows are used while the owner has spare ones, so that no text gets slower
+    by its drafts.
     """
 
     def __init__(
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
-        charge: Callable[[int], float] = lambda num_rows: 0.0, drafts: deque[Draft] | None = None,
-        has_spare: Callable[[], bool] = lambda: True,
+        drafts: deque[Draft] | None = None, budget: RowBudget = _NO_BOUND,
     ) -> None:  # fmt: skip
         self.call, self.owner = call, owner
         self.key = call.session, owner
@@ -56,8 +55,7 @@ class Job:
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
-        self._charge, self.delivers, self._drafts = charge, [deliver], deque[Draft]() if drafts is None else drafts
-        self._has_spare = has_spare
+        self.delivers, self._drafts, self._budget = [deliver], deque[Draft]() if drafts is None else drafts, budget
 
     @property
     def target(self) -> TargetSession:
@@ -117,7 +115,8 @@ class Job:
         while self._drafts:
             branch.take(self._drafts.popleft(), text)
         waiting = branch.after(text)
-        return waiting[: self.num_to_write - 1] if self.has_verdict and waiting and self._has_spare() else ()
+        may_draft = self.has_verdict and waiting and self._budget.has_spare(self.owner)
+        return waiting[: self.num_to_write - 1] if may_draft else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
         """The feed of the next token that the target writes, with drafts after it."""
@@ -144,7 +143,7 @@ class Job:
             self.num_written += verdict.num_tokens
             self.num_fed += len(drafts)
             self.num_right += verdict.num_accepted
-            pause_s = self._charge(len(drafts) + 1)
+            pause_s = self._budget.charge(self.owner, len(drafts) + 1)
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
         self.verdict = verdict

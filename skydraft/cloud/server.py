@@ -1,7 +1,6 @@
 """`skydraft serve`: the gRPC server around a worker, from the first bind to the last answer."""
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,6 +9,7 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
 
 from skydraft import __version__
+from skydraft.cloud import log
 from skydraft.cloud.listening import Listener
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.questions import questions
@@ -17,9 +17,8 @@ from skydraft.cloud.service import VerifierService, uncounted
 from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing, telling
 from skydraft.protocol.codec import short_fingerprint
-from skydraft.protocol.values import ServerInfo
+from skydraft.protocol.values import SESSION, ServerInfo
 
-log = logging.getLogger("skydraft.cloud")
 Run: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 _LOOK_S = 0.5
 
@@ -36,7 +35,8 @@ class CloudServer:
         count = self._metrics.asked if self._metrics else uncounted
         self._service = VerifierService(worker, keyring, options, count)
         self._listener.calls.add(
-            questions(self.info, worker.served.engine.vocabulary_file, keyring, count) | self._service.methods
+            questions(self.info, worker.served.engine.vocabulary_file, keyring, count)
+            | {SESSION: self._service.session}
         )
 
     def info(self) -> ServerInfo:

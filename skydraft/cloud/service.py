@@ -11,17 +11,17 @@ from skydraft.access.keys import Keyring
 from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
-from skydraft.cloud.calls import Count, Method, RpcContext, abort, authorization
+from skydraft.cloud import log
+from skydraft.cloud.calls import Count, RpcContext, abort, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
 from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
-from skydraft.protocol.values import SESSION, CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
 from skydraft.types import Draft, Verdict
 
-log = logging.getLogger("skydraft.cloud")
 _MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
@@ -44,9 +44,8 @@ class VerifierService:
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
-        self.methods: dict[str, Method] = {SESSION: self._session}
 
-    async def _session(self, requests: Any, context: RpcContext) -> None:
+    async def session(self, requests: Any, context: RpcContext) -> None:
         is_entered = False
         try:
             with self._streams.entered(authorization(context)) as stream:
@@ -129,31 +128,26 @@ class VerifierService:
 
     async def _serve(self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext) -> None:
         stream.job, answers = self._submit(call, stream)
+        # The target is named to who does not name it.
+        target = self._worker.served.target_id if call.opening and call.opening.target is None else None
+        is_first, is_last = True, False
         try:
-            answer, is_last = await answers.get()
-            if isinstance(answer, errors.SkydraftError):
-                raise answer
-            self._log(call, stream.owner, answer)
-            # The target is named to who does not name it.
-            target = self._worker.served.target_id if call.opening and call.opening.target is None else None
-            if isinstance(answer, Opened):
-                await context.write(codec.encode_opened(answer, target))
-                return
-            is_first = True
-            while True:
+            while not is_last:
+                answer, is_last = await answers.get()
                 if isinstance(answer, errors.SkydraftError):
                     raise answer
+                if is_first:
+                    self._log(call, stream.owner, answer)
                 self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-                if isinstance(answer, Verdict):
+                if isinstance(answer, Opened):
+                    await context.write(codec.encode_opened(answer, target))
+                elif isinstance(answer, Stopped):
+                    await context.write(codec.encode_stopped(answer))
+                else:
                     stream.num_drafts = max(stream.num_drafts - MAX_AHEAD * answer.num_tokens, 0)
                     marked = is_last and isinstance(call, VerifyCall) and call.write > 0
                     await context.write(codec.encode_verdict(answer, target, is_last=marked, is_first=is_first))
-                elif isinstance(answer, Stopped):
-                    await context.write(codec.encode_stopped(answer))
-                if is_last:
-                    return
                 target, is_first = None, False
-                answer, is_last = await answers.get()
         finally:
             if not stream.job.is_answered:
                 self._worker.post(partial(self._docket.stop_writing, stream.job))
@@ -173,8 +167,7 @@ class VerifierService:
             loop.call_soon_threadsafe(take, answer, is_last)
 
         self._take_place(owner)
-        charge, has_spare = partial(self._budget.charge, owner), partial(self._budget.has_spare, owner)
-        job = Job(call, owner, deliver, self._worker.clock(), charge, stream.drafts, has_spare)
+        job = Job(call, owner, deliver, self._worker.clock(), stream.drafts, self._budget)
         self._worker.post(partial(self._docket.take, job))
         stream.requests.task_done()  # the next one may be read
         return job, answers

@@ -98,18 +98,16 @@ class Sessions:
     def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
         """A call's session, opened if the call has an opening; None while no seat is free. None of `busy` is evicted.
         Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept."""
-        session = self._table.get(call.session)
-        opening = call.opening
+        session, opening = self._table.get(call.session), call.opening
         if opening is None:
             if session is None or session.owner != owner or session.epoch != call.epoch:
                 raise SessionNotFound(f"There is no epoch {call.epoch} of session {call.session}.")
-        else:
-            if session is not None and (session.owner != owner or not session.opening.begins_like(opening)):
-                raise SessionTaken(f"Another generation has the number {call.session}.")
-            if session is not None and call.epoch < session.epoch:
-                raise SessionNotFound(f"Session {call.session} is at epoch {session.epoch} already.")
-            if session is None or call.epoch > session.epoch:
-                session = self._open(call, opening, owner, busy)
+        elif session is not None and (session.owner != owner or not session.opening.begins_like(opening)):
+            raise SessionTaken(f"Another generation has the number {call.session}.")
+        elif session is not None and call.epoch < session.epoch:
+            raise SessionNotFound(f"Session {call.session} is at epoch {session.epoch} already.")
+        elif session is None or call.epoch > session.epoch:
+            session = self._open(call, opening, owner, busy)
         if session is not None:
             session.used_at = self._clock()
         return session

@@ -5,13 +5,13 @@ Read `Worker.step` first: it is the whole server without the network.
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skydraft.access.limits import Limits
+from skydraft.cloud import log
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.sessions import ServedModel
 from skydraft.config import Execution
@@ -21,8 +21,6 @@ from skydraft.engines.vocab import Rows
 
 if TYPE_CHECKING:
     from skydraft.cloud.metrics import Metrics
-
-log = logging.getLogger("skydraft.cloud")
 
 
 class Worker:
@@ -67,10 +65,8 @@ class Worker:
         self.docket.expire()
         self.docket.admit()
         self._prefill()
-        self.docket.commit(self._forward(self.docket.batch(self.max_rows, self._ms)))
-
-    def _ms(self, num_rows: int) -> float:
-        return row_ms(self._engine.forward_ms, num_rows)
+        batch = self.docket.batch(self.max_rows, lambda num_rows: row_ms(self._engine.forward_ms, num_rows))
+        self.docket.commit(self._forward(batch))
 
     def _prefill(self) -> None:
         """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""

@@ -38,7 +38,6 @@ class DaySum:
     def add(self, day: int, cost: float) -> tuple[int, float]:
         """The day by the file's and this clock, and the sum on it, this cost included. Raises OSError. A clock that
         stepped back begins no new day. One that was far ahead delays the next one by a day."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=_LOCK_S):  # its Timeout is an OSError
             known = self._known()
             today = min(max(known.day, day), day + 1)

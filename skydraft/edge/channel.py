@@ -81,7 +81,7 @@ class EventLoop:
     def __init__(self) -> None:
         self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
         self._ran_s, self._ticked = 0.0, time.monotonic()
-        self._is_over = threading.Event()
+        self.is_over = False  # only `_wind_up` changes it
         self._loop.call_soon(self._tick)
         self._thread = threading.Thread(target=self._loop.run_forever, name="skydraft edge", daemon=True)
         self._thread.start()
@@ -120,10 +120,6 @@ class EventLoop:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(work)
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over.is_set()
-
     def _stop(self) -> None:
         self.post(lambda: self._loop.create_task(self._wind_up()))
         self._thread.join(2.0)
@@ -134,7 +130,7 @@ class EventLoop:
         """End what is under way: what is left over would be complained about."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         _, late = await asyncio.wait(others, timeout=_END_S) if others else ((), ())
-        self._is_over.set()
+        self.is_over = True
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,7 +94,7 @@ class OwnText:
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         self._was_ahead = True
-        opened, target = self._read(codec.decode_opened, reply)
+        opened, target = self._server.read(codec.decode_opened, reply)
         self._note_opened(target)
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
@@ -108,7 +109,8 @@ class OwnText:
         self._base, self._takes_drafts = block.base, write > 0
         asyncio.get_running_loop().call_soon(self._send_drafts)  # behind the message
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
-        verdict, is_last, target = self._read(lambda data: codec.decode_verdict(data, len(catch_up), sent_ids), reply)
+        decode = partial(codec.decode_verdict, num_audited=len(catch_up), sent_ids=sent_ids)
+        verdict, is_last, target = self._server.read(decode, reply)
         if verdict is None or verdict.base != block.base or verdict.num_accepted > len(block.token_ids):
             raise self._failed("an answer to another request")
         self._check(verdict, verdict.commits(block))
@@ -127,9 +129,8 @@ class OwnText:
         with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
-            verdict, is_last, _ = self._read(
-                lambda data: codec.decode_verdict(data, drafts=self._drafts, is_first=False), reply
-            )
+            decode = partial(codec.decode_verdict, drafts=self._drafts, is_first=False)
+            verdict, is_last, _ = self._server.read(decode, reply)
             if verdict is not None:
                 self._check_written(verdict, next_base, limit)
         if verdict is not None:
@@ -241,13 +242,6 @@ class OwnText:
         self.target = self.target or target
         self._is_open = True
 
-    def _read(self, decode: Callable[[bytes], T], reply: bytes) -> T:
-        """The decoded reply. A malformed reply raises CloudFailure: it is the server's failure, not wrong use."""
-        try:
-            return decode(reply)
-        except ProtocolError as error:
-            raise self._failed("an answer that cannot be read") from error
-
     def _check_written(self, verdict: Verdict, base: int, limit: int) -> None:
         if verdict.base != base:
             raise Diverged(f"The target writes at {verdict.base}, and the text is at {base}.")
@@ -293,10 +287,7 @@ class OwnServer(Channel):
 
     async def info(self, timeout_s: float) -> ServerInfo:
         """The server's description. Names are one line without control characters, since they are shown."""
-        try:
-            info = codec.decode_info(await self.call(values.GET_INFO, timeout_s))
-        except ProtocolError as error:
-            raise CloudFailure(f"The cloud at {self.address} sent an invalid description: {error.message}") from error
+        info = self.read(codec.decode_info, await self.call(values.GET_INFO, timeout_s), "an invalid description")
         self.runs = codec.target_id(info.weights, info.execution, info.context_len)
         self.is_exact = info.execution == "exact"
         return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
@@ -304,10 +295,14 @@ class OwnServer(Channel):
     async def vocabulary(self, timeout_s: float) -> bytes:
         """As a GGUF file without matrices; empty if it gives none."""
         reply = await self.call(values.GET_INFO, timeout_s, codec.VOCABULARY_WANTED)
+        return self.read(codec.decode_vocabulary, reply, "an invalid vocabulary")
+
+    def read(self, decode: Callable[[bytes], T], reply: bytes, what: str = "an answer that cannot be read") -> T:
+        """A decoded reply. A malformed one raises CloudFailure: it is the server's failure, not wrong use."""
         try:
-            return codec.decode_vocabulary(reply)
+            return decode(reply)
         except ProtocolError as error:
-            raise CloudFailure(f"The cloud at {self.address} sent an invalid vocabulary.") from error
+            raise CloudFailure(f"The cloud at {self.address} sent {what}: {error.message}") from error
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)

@@ -133,7 +133,7 @@ class Adapters:
             engine = self._base.open_adapted(known.path)
             engine.name, engine.adapter = f"{self._base.name}+{name}", name
             engine.is_local_only = self._base.is_local_only
-            engine.prefixes.share(self._base.prefixes.beginning)
+            engine.prefixes.beginning = self._base.prefixes.beginning
             with self._lock:
                 known.engine = engine
                 if known not in self._known.values():  # its file changed or went meanwhile

@@ -107,10 +107,9 @@ class LlamaCppEngine(Engine):
         slots.engines.add(self)
         self.adapters.wait_s = options.wait_s
         self._costs = RowCosts(NOT_PROBED, self._measure_again)
+        self.profile = base.profile if base else profile_of(self, self._profile_key(options), options)
         if base:  # measured where it happens, as an adapter changes each forward a little
-            self.profile, self.probed_len = base.profile, 0
-        else:
-            self.profile = profile_of(self, self._profile_key(options), options)
+            self.probed_len = 0
         self._costs = RowCosts(self.profile, self._measure_again)
         self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
         more = "; one of `skydraft models quantize` may keep more" if self.invariant_rows < MAX_PROBED_ROWS else ""

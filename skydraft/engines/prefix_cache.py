@@ -77,7 +77,7 @@ class PrefixCache:
         # All that are neither kept nor released. One that an interrupt dropped before anybody had it is no longer here.
         self._taken: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
-        self.beginning: tuple[int, ...] = ()  # of prompts, which all share; only `share` changes it
+        self.beginning: tuple[int, ...] = ()  # whose KV all prompts share that begin so; set before any prompt
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
         self._kept: list[Kept] = []  # the longest kept first
@@ -98,10 +98,6 @@ class PrefixCache:
         """Tokens read, and all tokens, of the prompts that are being read."""
         reading = list(self._progress.values())
         return sum(done for done, _ in reading), sum(all_of for _, all_of in reading)
-
-    def share(self, beginning: Seq[int]) -> None:
-        """Let all prompts that begin with these tokens share their KV. To be called before any prompt."""
-        self.beginning = tuple(beginning)
 
     def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
         """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.

@@ -1,7 +1,5 @@
-"""Which engine opens a model: the first of these classes that takes its file or folder. A toy has neither."""
+"""Which engine opens a model, by its file or folder. A toy has neither. Each is imported when it is needed."""
 
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from skydraft.engines.base import Engine
@@ -9,18 +7,19 @@ from skydraft.engines.checkpoint import is_omni
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.toy import open_toy
 
-# Module, class, and whether a path is of this sort. A module imports its libraries when it is needed.
-KINDS: list[tuple[str, str, Callable[[Path], bool]]] = [
-    ("skydraft.engines.llamacpp", "LlamaCppEngine", Path.is_file),
-    ("skydraft.engines.transformers_omni", "OmniEngine", is_omni),
-    ("skydraft.engines.transformers_text", "TransformersEngine", Path.is_dir),
-]
-
 
 def open_engine(spec: str, path: Path | None, options: EngineOptions) -> Engine:
     """`path` is a file or a folder. Raises BrokenModel or MissingDependency."""
     if path is None:
         return open_toy(spec, options.context_len, options.max_sequences)
-    module, name = next((module, name) for module, name, claims in KINDS if claims(path))
-    engine: Engine = getattr(import_module(module), name)(path, options, name=spec)
-    return engine
+    if path.is_file():
+        from skydraft.engines.llamacpp import LlamaCppEngine
+
+        return LlamaCppEngine(path, options, name=spec)
+    if is_omni(path):
+        from skydraft.engines.transformers_omni import OmniEngine
+
+        return OmniEngine(path, options, name=spec)
+    from skydraft.engines.transformers_text import TransformersEngine
+
+    return TransformersEngine(path, options, name=spec)

@@ -123,7 +123,7 @@ class OmniEngine(TransformersEngine):
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
-        embeddings = self._model.get_input_embeddings()(self._tensor(token_ids))
+        embeddings = self._model.get_input_embeddings()(super()._inputs(sequence, token_ids))
         at = self._audio_positions(token_ids)
         for span in sequence.slot.spans if len(at) else ():
             offsets = at + sequence.length - span.base

@@ -128,7 +128,7 @@ class TransformersEngine(Engine):
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
         """The model's input for the next tokens: ids [1, num_rows], or embeddings [1, num_rows, hidden_size]."""
-        return self._tensor(token_ids)
+        return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
 
     def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
         """Logits [num_wanted, padded vocabulary] of the last rows as torch has them."""
@@ -137,9 +137,6 @@ class TransformersEngine(Engine):
             **{cache_argument(self._model.__class__): cache},
         )  # fmt: skip
         return output.logits[0]
-
-    def _tensor(self, token_ids: Seq[int] | TokenIds) -> Any:
-        return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)  # [1, num_rows]
 
     def _position_ids(self, base: int, num_rows: int) -> Any:
         return self._torch.arange(base, base + num_rows, device=self._device)[None]

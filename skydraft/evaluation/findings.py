@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from skydraft.evaluation.intervals import Sides
 from skydraft.evaluation.measures import BY_NAME, Case
 from skydraft.evaluation.modes import Mode
 from skydraft.evaluation.records import GenerationLine, PromptEntry, Records
+from skydraft.intervals import Sides
 
 
 @dataclass(frozen=True)

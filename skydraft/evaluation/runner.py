@@ -80,7 +80,6 @@ def alone_in(folder: Path) -> AbstractContextManager[object]:
     hint = "Give another --out, or wait until that one is done."
     busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
     with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
-        folder.mkdir(parents=True, exist_ok=True)
         return lock_file(folder / ".lock", busy)
 
 

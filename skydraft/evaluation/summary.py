@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, Rounded
 from skydraft.evaluation.measures import INDICATORS, MEASURES
 from skydraft.evaluation.tasks.figures import TaskSet, task_sets
 from skydraft.files import Stored
+from skydraft.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, Rounded
 
 
 class OverTexts(Stored):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from skydraft.decoding.target import target_of
+from skydraft.edge.cloud import Cloud
 from skydraft.engines.adapter import AdapterCard, digest
 from skydraft.engines.base import Engine
 from skydraft.engines.trainable import check_trainable
@@ -20,9 +21,6 @@ from skydraft.engines.vocab import Vocab, num_shared
 from skydraft.errors import OptionError, RecordsError
 from skydraft.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.pair import beginning_ids
-
-if TYPE_CHECKING:
-    from skydraft.edge.cloud import Cloud
 
 MIN_GENERATIONS = 24  # below, what is held out says nothing
 MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
@@ -167,9 +165,8 @@ def trainable_file(engine: Engine) -> Path:
         raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
     path = getattr(engine, "path", None)
     if not isinstance(path, Path):
-        raise OptionError(
-            f"{engine.name} has no weights that can be trained.", hint="Name a .gguf file or a checkpoint."
-        )
+        hint = "Name a .gguf file or a checkpoint."
+        raise OptionError(f"{engine.name} has no weights that can be trained.", hint=hint)
     check_trainable()
     return path
 

@@ -20,6 +20,7 @@ from skydraft.engines.adapter import Adapter, digest, inject, read_adapter, writ
 from skydraft.engines.trainable import TrainableModel, load_trainable
 from skydraft.errors import SkydraftError
 from skydraft.files import write_whole
+from skydraft.intervals import Resamples
 from skydraft.learning.dataset import OnProgress, TrainingTask
 from skydraft.learning.halves import Activations, Halves
 from skydraft.learning.lessons import Lesson
@@ -28,7 +29,6 @@ _SCALE = 2.0  # of low-rank changes: alpha / rank
 _NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
 _MAX_NORM = 1.0
 _MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12  # answers, and how many upper layers learn from them (NOTES.md)
-_NUM_RESAMPLES, _LEVEL = 2000, 0.95
 _MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no width
 _BATCH = 4
 
@@ -79,13 +79,10 @@ def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
     sums = np.zeros((len(groups), 3))  # right before, right after, known
     for prompt, (old, known), (new, _) in zip(prompts, before, after, strict=True):
         sums[groups[prompt]] += (old, new, known)
-    draws = np.random.default_rng(0).integers(len(groups), size=(_NUM_RESAMPLES, len(groups)))
-    drawn = sums[draws].sum(1)  # [num_resamples, 3]
-    differences = (drawn[:, 1] - drawn[:, 0]) / np.maximum(drawn[:, 2], 1)
-    low, high = np.quantile(differences, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-    if len(groups) < _MIN_PROMPTS:
-        low, high = -1.0, 1.0
-    return Gain(alpha(before), alpha(after), float(low), float(high), int(sums[:, 2].sum()))
+    right_before, right_after, total = sums.T
+    found = Resamples(len(groups)).compared(np.subtract, (right_after, total), (right_before, total))
+    low, high = (found.low, found.high) if found and len(groups) >= _MIN_PROMPTS else (-1.0, 1.0)
+    return Gain(alpha(before), alpha(after), low, high, int(total.sum()))
 
 
 def cross_fitted(counts: Sequence[Counts], prompts: Sequence[object]) -> Counts:

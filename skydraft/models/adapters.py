@@ -40,16 +40,14 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
     """
     home = home_of(name, model, cache)
     used = home / ADAPTER
-    with disk_errors_named(cache):
-        home.mkdir(parents=True, exist_ok=True)
-        with locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
-            if used.exists() and used.read_bytes() != data:
-                earlier = _earlier(home)
-                number = int(earlier[0].stem.partition("-")[2]) + 1 if earlier else 1
-                write_whole(home / f"before-{number}.gguf", used.read_bytes(), 0o600)
-                for path in earlier[MAX_BEFORE - 1 :]:
-                    path.unlink()
-            write_whole(used, data, 0o600)
+    with disk_errors_named(cache), locked(home / ".lock", f"Another process is changing {home}.", _LOCK_S):
+        if used.exists() and used.read_bytes() != data:
+            earlier = _earlier(home)
+            number = int(earlier[0].stem.partition("-")[2]) + 1 if earlier else 1
+            write_whole(home / f"before-{number}.gguf", used.read_bytes(), 0o600)
+            for path in earlier[MAX_BEFORE - 1 :]:
+                path.unlink()
+        write_whole(used, data, 0o600)
     return used
 
 

@@ -94,7 +94,6 @@ def _download_from(source: SourceName, job: _Job) -> Path:
 
 def _alone(job: _Job) -> AbstractContextManager[object]:
     path = model_path(job.model, job.cache, ".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return locked(path, "")
     except ModelFilesError:

@@ -43,8 +43,7 @@ def hub_file(repo: str, file: str) -> Path:
     """The file, downloaded if needed. Raises NetworkUnavailable, NotEnoughDisk or UnknownModel."""
     with _hub_failures(f"{repo}/{file}"):
         # Without a connection hf_hub_download retries for minutes, so ask first with a short timeout.
-        url = huggingface_hub.hf_hub_url(repo, file)
-        huggingface_hub.get_hf_file_metadata(url, timeout=HUB_ANSWER_TIMEOUT_S)
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repo, file), timeout=HUB_ANSWER_TIMEOUT_S)
         return Path(huggingface_hub.hf_hub_download(repo, file))
 
 

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -93,7 +92,7 @@ def test_a_text_takes_drafts_while_more_than_half_of_its_owner_s_rows_are_left(n
     desk, edge = desk_of(4, max_rows=4), Edge(0, 4, replace(ENDLESS, max_new_tokens=300))
     budget = RowBudget(1.0, desk.clock)  # 64 at most
     budget.charge("ann", num_spent)
-    asked = desk.ask(edge.stream(), charge=partial(budget.charge, "ann"), has_spare=partial(budget.has_spare, "ann"))
+    asked = desk.ask(edge.stream(), budget=budget)
     for _ in range(20):
         if asked.answers:
             asked.drafts.append(Draft(len(asked.answers), len(written_after(asked)), edge.likely(9)))

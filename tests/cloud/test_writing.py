@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +101,7 @@ def test_a_text_is_charged_for_what_is_computed_after_its_verdict(miss: int | No
     """What is judged was paid for when it was asked."""
     desk, edge, charged = desk_of(), Edge(1, 4, ENDLESS), list[int]()
     call = edge.call(draft=edge.likely(5, miss), opens=True, write=10)
-    desk.ask(call, charge=lambda num_rows: charged.append(num_rows) or 0.0)
+    desk.ask(call, budget=SimpleNamespace(charge=lambda owner, num_rows: charged.append(num_rows) or 0.0))
     desk.finish()
     assert desk.engine.num_rows == 6 + num_written and sum(charged) == num_written
 
@@ -110,7 +110,7 @@ def test_a_text_is_charged_for_what_is_computed_after_its_verdict(miss: int | No
 @pytest.mark.parametrize("rate", [20.0, 50.0])
 def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float, begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=partial(RowBudget(rate, desk.clock).charge, "ann"))
+    desk.ask(begin(Edge(1, 4, ENDLESS)), budget=RowBudget(rate, desk.clock))
     began, burst = desk.clock(), max(2 * rate, 64)
     for _ in range(1500):
         desk.step()
@@ -123,7 +123,7 @@ def test_a_text_takes_no_more_rows_than_its_rate_and_a_burst(rate: float, begin:
 @pytest.mark.parametrize("begin", BEGINNINGS)
 def test_a_text_that_is_slowed_down_holds_up_nobody_else(begin: Begin) -> None:
     desk = desk_of()
-    desk.ask(begin(Edge(1, 4, ENDLESS)), charge=partial(RowBudget(1.0, desk.clock).charge, "ann"))
+    desk.ask(begin(Edge(1, 4, ENDLESS)), budget=RowBudget(1.0, desk.clock))
     other = desk.ask(Edge(2, 4, ENDLESS).stream(), "bob")
     desk.step(200)
     assert len(other.answers) > 150

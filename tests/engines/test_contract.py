@@ -85,7 +85,7 @@ class TestContract:
         found, cached = [], []
         for copies in (True, False):
             monkeypatch.setattr(engine, "prefixes", PrefixCache())
-            engine.prefixes.share(beginning)
+            engine.prefixes.beginning = tuple(beginning)
             if not copies:
                 monkeypatch.setattr(engine, "allocate_beginning", lambda num_tokens: None)
             opened = [engine.open(prompt) for prompt in prompts]

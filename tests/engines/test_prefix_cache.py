@@ -24,7 +24,7 @@ PROMPT = list(range(12))
 
 def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
     engine = toys.toy(3, kind=Partial)
-    engine.prefixes.share(beginning)
+    engine.prefixes.beginning = tuple(beginning)
     for name, value in changes.items():
         setattr(engine, name, value)
     return engine

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import Figure, Resamples
 from skydraft.evaluation.measures import INDICATORS, MEASURES, Case
 from skydraft.evaluation.records import Records
 from skydraft.evaluation.report.page import write_report
 from skydraft.evaluation.summary import summarize
+from skydraft.intervals import Figure, Resamples
 from skydraft.types import Cost, LinkCost
 
 from ..toys import law

@@ -13,12 +13,12 @@ import jinja2
 
 from skydraft.errors import OptionError, telling
 from skydraft.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
-from skydraft.evaluation.intervals import Figure, cell
 from skydraft.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
 from skydraft.evaluation.records import PromptEntry
 from skydraft.evaluation.report.plots import against_cost, entropies
 from skydraft.evaluation.report.task_sections import Column, section
 from skydraft.evaluation.summary import SettingFigures, Summary, summarize
+from skydraft.intervals import Figure, cell
 from skydraft.origins import LOOKS
 
 # The columns of each table.

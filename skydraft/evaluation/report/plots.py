@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from skydraft.errors import MissingDependency, importing
-from skydraft.evaluation.intervals import Figure
+from skydraft.intervals import Figure
 
 # Okabe and Ito's palette for colour-blind readers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")

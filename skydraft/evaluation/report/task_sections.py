@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from skydraft.evaluation.intervals import cell
 from skydraft.evaluation.measures import Measure
 from skydraft.evaluation.report.plots import against_cost
 from skydraft.evaluation.tasks.figures import TaskSet
+from skydraft.intervals import cell
 
 Column = tuple[Measure, list[tuple[str, str]]]  # a value and an interval for each mode
 _FIGURES = (

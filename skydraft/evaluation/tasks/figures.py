@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.intervals import LEVEL, Figure, Floats, Resamples, Rounded, around, share
 from skydraft.files import Stored
+from skydraft.intervals import LEVEL, Figure, Floats, Resamples, Rounded, around, share
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.intervals import share
 from skydraft.evaluation.records import PromptEntry, Records, VerdictLine
 from skydraft.evaluation.tasks.checks import Task
 from skydraft.evaluation.tasks.figures import TaskMode, TaskSet, task_sets
+from skydraft.intervals import share
 
 from .. import lines
 
