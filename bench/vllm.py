@@ -150,7 +150,7 @@ def main() -> None:
         list[dict[str, Any]](),
         f"{given.target.name} in bfloat16 on core {first}, {given.draft} on core {last}",
     )
-    print(machine(about))
+    print(about := machine(about))
     with ExitStack() as stack:
         plain = stack.enter_context(vllm_serve(given.target.absolute(), 8101, first, None))
         os.sched_setaffinity(0, {last})
@@ -177,4 +177,4 @@ def main() -> None:
                     found = compared(stream, way, asked()[kind][: given.prompts], given.tokens)
                     points.append({"way": name, "kind": kind, "rtt_ms": given.rtt, **found})
                     print(json.dumps(points[-1]), flush=True)
-                    write(given.out, points)
+                    write(given.out, points, machine=about)
