@@ -107,9 +107,7 @@ def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_file_of_tokens_that_others_can_read_is_named(
-    mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_file_open_to_others_is_named(mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tokens").write_text("ann a-token-of-24-characters\n")
     (tmp_path / "tokens").chmod(mode)
     Keyring(tmp_path / "tokens")

@@ -107,9 +107,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("args", WRONG)
-def test_wrong_use_is_one_clear_line_and_leaves_no_folder(
-    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, args: str
-) -> None:
+def test_wrong_use_is_one_line(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, args: str) -> None:
     write_prompts(tmp_path)
     monkeypatch.chdir(tmp_path)
     refused(*compare_args(tmp_path, *args.split(), modes="edge"), says=WRONG[args])
@@ -169,9 +167,7 @@ def test_a_folder_that_is_in_use_or_of_others_or_none_is_one_line(tmp_path: Path
     refused(*compare_args(tmp_path, *no_folder, modes="edge"), says="cannot be written")
 
 
-def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_add_them(
-    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_plots_are_missing(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "my out"
     tasks.write_text('{"prompt": "一", "check": {"kind": "regex", "pattern": "."}}')
     with monkeypatch.context() as patch:
@@ -190,9 +186,7 @@ def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_
 
 
 @pytest.mark.parametrize("kind", ["own", "vllm"])
-def test_a_target_on_a_server_is_compared_over_its_link(
-    kind: str, tmp_path: Path, invoke: Invoke, refused: Refused
-) -> None:
+def test_a_target_on_a_server_is_compared(kind: str, tmp_path: Path, invoke: Invoke, refused: Refused) -> None:
     """Nothing of it is loaded here; the texts of mode cloud are those of the target in one process."""
     write_prompts(tmp_path, PROMPTS[:2])
     edge = ["--edge-model", "toy:drift=0.2", "--max-new-tokens", "8", "--prompts", str(tmp_path / "prompts.jsonl")]

@@ -65,9 +65,7 @@ WRONG += [
 
 
 @pytest.mark.parametrize(("kind", "spoil", "owner"), WRONG)
-def test_what_is_refused_changes_nothing_and_evicts_nobody(
-    kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str
-) -> None:
+def test_a_refusal_changes_nothing(kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str) -> None:
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, replace(ENDLESS, max_new_tokens=18))
     edge.epoch = 3

@@ -128,9 +128,7 @@ class Play:
 
 @law(30)
 @given(st.data(), toys.seeds, moves(0), st.integers(1, 40), st.integers(1, 8))
-def test_verdicts_in_any_company_are_those_of_the_target_alone(
-    data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int
-) -> None:
+def test_company_alters_no_verdict(data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int) -> None:
     desk = desk_of(seed, part=part, max_rows=max_rows)
     play = Play(desk, data.draw(edges(seed)))
     play.run(script)

@@ -122,9 +122,7 @@ def test_what_must_stay_here_is_read_here_alone_and_a_receipt_says_what_a_server
     assert not own.prefixes._kept  # what is kept for conversations stays theirs
 
 
-def test_one_line_tells_of_an_adapter_that_agrees_too_little_and_none_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_adapter_that_agrees_too_little_gets_one_line_and_others_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "_ENOUGH", 3)
     edge, worse = toys.toy(1), toys.toy(1, 50.0)  # one agrees with toy 1, and its adapter "worse" does not
     worse.adapter, worse.fingerprint = "worse", "another"

@@ -222,9 +222,7 @@ GATED_FAULTS += [(moment, "silent") for moment in MOMENTS[1::3]]  # each takes s
 
 
 @pytest.mark.parametrize(("moment", "fault"), GATED_FAULTS)
-def test_a_gated_text_goes_on_within_a_second_and_every_token_is_right(
-    moment: str, fault: str, unhurried: None
-) -> None:
+def test_a_gated_text_goes_on_within_a_second_with_right_tokens(moment: str, fault: str, unhurried: None) -> None:
     for _ in range(3):  # a busy machine may let the edge go on alone before the moment has come
         lines: list[str] = []
         with (

@@ -45,9 +45,7 @@ def test_a_far_cloud_behind_tls_is_not_gone(tmp_path: Path, plan: Any, unhurried
         assert lines == []
 
 
-def test_waiting_texts_of_one_device_share_one_ping_and_stay_with_the_cloud(
-    unhurried: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_texts_share_one_ping_and_stay_with_the_cloud(unhurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (engine, go, _), called, sound = holding(), Counter[str](), Channel.call
 
     async def call(self: Channel, path: str, timeout_s: float) -> bytes:

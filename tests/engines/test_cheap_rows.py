@@ -63,9 +63,7 @@ def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: 
     assert all(numbers == sorted(numbers) for numbers in seen) and seen  # else llama.cpp parts them
 
 
-def test_an_edit_with_a_prediction_is_the_targets_own_text(
-    q4_0: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predicted_edit_is_the_targets_own_text(q4_0: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaCppEngine, "forward_ms", (1.0,) * 16)  # else what else runs here decides about copies
     code = "\n".join(f"def area_{n}(width, height):\n    return width * height + {n}\n" for n in range(6))
     ask = f"Rename width to breadth and return the whole file.\n```python\n{code}```"

@@ -97,9 +97,7 @@ class TestContract:
         first = 1 if cached[0][1] == beginning_len else 2  # the prompt of one more token may be too short to feed it
         assert cached[0][first:] == [beginning_len] * (4 - first) and cached[1] == [0] * 4
 
-    def test_kv_that_is_kept_or_shared_by_two_open_conversations_changes_no_bit(
-        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_kv_that_is_kept_or_shared_changes_no_bit(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("max_batch_rows", 8), ("max_sequences", 3), ("prefixes", PrefixCache())):
             monkeypatch.setattr(engine, name, value)
 

@@ -76,9 +76,7 @@ def test_conversations_with_reuse_are_those_of_engines_that_feed_all(
 
 @law(50)
 @given(beginnings, texts, st.integers(0, 30))
-def test_what_was_cut_and_filled_again_is_kept_where_it_is_whole(
-    beginning: list[int], text: list[int], cut: int
-) -> None:
+def test_what_was_cut_and_filled_again_is_kept_when_whole(beginning: list[int], text: list[int], cut: int) -> None:
     engine, prompt = engine_of(beginning), [*beginning, *text]
     sequence = engine.open(prompt, (), MINE)
     sequence.truncate(cut % len(prompt))

@@ -91,9 +91,7 @@ def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answere
 # --- what is run
 
 
-def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_mode_runs_as_resolved_whatever_presets_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = "edge,cloud,lossless,quality,answers;gate=margin:0.2;k=3,cloud;style=zh-short"
     asked = request(names, repetitions=2)
     monkeypatch.setattr(config, "MODES", {})

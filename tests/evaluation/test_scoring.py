@@ -35,9 +35,7 @@ def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> Score
 
 @law(30)
 @given(toys.pairs(), toys.params(), texts)
-def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
-    pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]
-) -> None:
+def test_scores_equal_prefixes_read_afresh(pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]) -> None:
     line = fresh(pair, params, token_ids)
     greedy = replace(params, temperature=0.0)
     assert (line.prompt, line.token_ids, line.style) == ("p", token_ids, None)

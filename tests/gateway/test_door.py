@@ -169,9 +169,7 @@ def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
     ("/v1/chat/completions", 100, 1, 408),  # too slow
     ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
 ])  # fmt: skip
-def test_a_body_that_does_not_come_is_refused(
-    locked: Running, path: str, num_bytes: int, num_sent: int, status: int
-) -> None:
+def test_a_body_withheld_is_refused(locked: Running, path: str, num_bytes: int, num_sent: int, status: int) -> None:
     key = "" if path == "/health" else f"x-api-key: {KEY}\r\n"
     with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{key}Content-Length: {num_bytes}\r\n\r\n"

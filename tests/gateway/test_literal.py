@@ -82,9 +82,7 @@ PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
 @pytest.mark.parametrize(("path", "body_of"), PATHS)
 @given(text=texts)
 @law(5)
-def test_a_server_of_ids_gets_no_mark_out_of_a_text(
-    served_by: Served, path: str, body_of: Callable[[str], Any], text: str
-) -> None:
+def test_a_server_of_ids_gets_no_mark(served_by: Served, path: str, body_of: Callable[[str], Any], text: str) -> None:
     far, served = served_by
     more = {"model": "skydraft-cloud", "max_output_tokens" if path == "responses" else "max_tokens": 1}
     read = []

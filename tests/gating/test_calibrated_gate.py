@@ -53,9 +53,7 @@ agreements = st.floats(0.05, 0.99)
 
 @law(50)
 @given(toys.pairs(), agreements, st.integers(1, 12))
-def test_a_block_that_ends_early_ends_right_after_the_token_whose_running_sum_passes(
-    pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
-) -> None:
+def test_a_block_ends_right_after_the_sum_passes(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
     drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
     drafted = drafter.draft(Context(toys.ASKED), k)
     sums = list(accumulate(map(risk, drafted.signals)))

@@ -73,9 +73,7 @@ def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: Decodin
 
 @toys.law(80)
 @given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
-def test_every_mark_is_what_the_two_models_say_at_that_prefix(
-    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
-) -> None:
+def test_marks_are_what_both_models_say(pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan) -> None:
     done = answered(pair, plan, params)
     assert_marks_are_true(done, pair)
     if plan.hand_back and plan.hand_back.reads:

@@ -64,9 +64,7 @@ def asked(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begins_so(
-    call: Invoke, bare: Invoke, asked: Path, tmp_path: Path
-) -> None:
+def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invoke, asked: Path, tmp_path: Path) -> None:
     before = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert status == 0, said + err
@@ -108,9 +106,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
 
 
-def test_what_was_collected_teaches_too(
-    call: Invoke, bare: Invoke, taught: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = call(*ASK, "--mode", "edge")[1]
     status, said, err = call("learn", "run", "one", "--from", str(taught), "-y")
     assert status == 0, said + err
@@ -126,9 +122,7 @@ def test_what_was_collected_teaches_too(
     assert bare("models", "list")[1].count("learned: one") == 1
 
 
-def test_a_run_goes_on_where_it_stopped_and_keeps_nothing_of_what_was_forgotten(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, began = Store(shutil.copytree(taught, tmp_path / "taught")), list[int]()
     step, calibrate = Training._step, calibrate_lessons
 

@@ -153,9 +153,7 @@ FUNCTION = "<function=天气>\n"
 ])  # fmt: skip
 @law(30)
 @given(places=st.lists(st.integers(0, 999), max_size=8))
-def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_their_schema(
-    written: str, given: dict[str, Any], places: list[int]
-) -> None:
+def test_wrongly_ended_parameters_have_schema_types(written: str, given: dict[str, Any], places: list[int]) -> None:
     text = f"好<tool_call>\n{FUNCTION}{written}</function>\n</tool_call>"
     expected = [("天气", json.dumps(given, ensure_ascii=False))]
     assert read(cut(text, places)) == ("好", expected)

@@ -78,9 +78,7 @@ def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: An
         assert "features stayed on this device" in capsys.readouterr().err
 
 
-def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_again(
-    pair: tuple[Any, Any], capsys: Any, tmp_path: Path
-) -> None:
+def test_a_caption_without_the_server_is_told_and_redone(pair: tuple[Any, Any], capsys: Any, tmp_path: Path) -> None:
     given = ["caption", "missing.wav", str(CLIPS[0]), "--edge-model", "tiny-omni-edge", "--share-audio", "features"]
     given += ["--system", "用中文。", "--out", str(out := tmp_path / "a.jsonl"), "--redo-fallback", "-m", "quality"]
     assert run([*given, "--cloud", "127.0.0.1:9", "--fallback", "start"]) == 1

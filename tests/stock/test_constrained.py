@@ -88,9 +88,7 @@ FAULTS = {"500": faults.refuses(500), "cut": faults.cut(2), "hangs up": faults.h
 
 @pytest.mark.parametrize(("dialect", "grammar"), ROWS)
 @pytest.mark.parametrize("fault", [*FAULTS, "a server that knows no grammar"])
-def test_a_text_fits_its_grammar_whatever_breaks(
-    dialect: str, grammar: str, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_fits_its_grammar(dialect: str, grammar: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a break the server goes on without it. Where it leaves the grammar, the draft model writes, or nobody."""
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=20)) as cloud:
         number = itertools.count()
@@ -133,9 +131,7 @@ REFUSED: list[tuple[tuple[str, ...], DecodingParams, str, str]] = [
 @pytest.mark.parametrize(
     ("dialect", "params", "mode", "says"), [(dialect, *row) for dialects, *row in REFUSED for dialect in dialects]
 )
-def test_what_a_server_cannot_follow_is_refused_in_one_line(
-    dialect: str, params: DecodingParams, mode: str, says: str
-) -> None:
+def test_what_a_server_cannot_follow_is_one_line(dialect: str, params: DecodingParams, mode: str, says: str) -> None:
     with fake(dialect, TARGET) as server:
         for api in ("auto", dialect):  # before it is known what it runs, and at once
             with (

@@ -131,9 +131,7 @@ def test_a_clock_that_is_wrong_lets_no_more_out(clock: str, tmp_path: Path, monk
         assert may_ask_more(budget() if which == NEW else budgets[which], cost) is may_ask, (day, which)
 
 
-def test_what_is_paid_before_midnight_and_noted_after_it_counts_for_the_new_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_noted_after_midnight_counts_for_the_new_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = [100.9]
     monkeypatch.setattr(time, "time", lambda: day[0] * 86400)
     budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
@@ -173,9 +171,7 @@ def test_a_damaged_sum_is_set_aside(held: str, tmp_path: Path, caplog: pytest.Lo
     assert "was damaged" in caplog.text and len(list(tmp_path.glob("spent.json.damaged-*"))) == 1
 
 
-def test_without_a_place_for_the_sum_a_limit_lets_nothing_out(
-    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_without_a_sum_lets_nothing_out(front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "file"
     home.write_text("")
     monkeypatch.setenv("SKYDRAFT_HOME", str(home))

@@ -276,9 +276,7 @@ UNMEANT: dict[str, tuple[Any, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", UNMEANT)
-def test_what_the_operator_must_mend_is_in_the_log_and_no_clients_fault(
-    case: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_operator_must_mend_is_in_the_log_not_the_answer(case: str, caplog: pytest.LogCaptureFixture) -> None:
     draft, options, says = UNMEANT[case]
     with fake("vllm", TARGET) as server:
         address = server.url.split("/")[2] if case == "no http" else server.url

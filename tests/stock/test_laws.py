@@ -49,9 +49,7 @@ def test_a_stock_server_is_local(
 @pytest.mark.parametrize("dialect", IDS)
 @pytest.mark.parametrize("drift", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("options", [{}])
-def test_lossless_asks_a_stock_server_what_cloud_asks(
-    clouds: dict[str, Any], dialect: str, drift: float, options: dict[str, Any]
-) -> None:
+def test_lossless_asks_as_cloud(clouds: dict[str, Any], dialect: str, drift: float, options: dict[str, Any]) -> None:
     params, edge = DecodingParams(max_new_tokens=40), toys.toy(SEED, drift)
     done = decoded(make_plan("lossless", **options), params, edge, clouds[dialect])
     alone = decoded(make_plan("cloud"), params, edge, clouds[dialect])

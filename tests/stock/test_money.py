@@ -205,9 +205,7 @@ HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
     ("openai", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
     ("openai", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
 ])  # fmt: skip
-def test_the_servers_own_counts_are_paid_where_they_are_larger(
-    dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path
-) -> None:
+def test_larger_own_counts_are_paid(dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path) -> None:
     """A server has a template of its own, and other tokens."""
     tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语"}}
     events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, last]
