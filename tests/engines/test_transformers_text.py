@@ -45,13 +45,10 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
     return skydraft.generate(prompt, plan=plan, params=params, raw=True, **given).run()
 
 
-@pytest.mark.parametrize(
-    "penalties",
-    [
-        {}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
-        {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_new_tokens": 30},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("penalties", [
+    {}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
+    {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_new_tokens": 30},
+])  # fmt: skip
 def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
     params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:
@@ -113,14 +110,11 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (EngineOptions(dtype="int3"), "dtype must be one of float32, bfloat16, float16, int8, int4, not 'int3'"),
-        (EngineOptions(device="edge=cpu"), "device must be cpu .*here, not 'edge=cpu'"),
-        (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (EngineOptions(dtype="int3"), "dtype must be one of float32, bfloat16, float16, int8, int4, not 'int3'"),
+    (EngineOptions(device="edge=cpu"), "device must be cpu .*here, not 'edge=cpu'"),
+    (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
+])  # fmt: skip
 def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:
     with pytest.raises(OptionError, match=message):
         TransformersEngine(folders[0], options)

@@ -45,10 +45,9 @@ def post(running: Running, **options: Any) -> httpx.Response:
     return running.client.post(f"{running.v1}/chat/completions", **{"json": body} | options)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"x-api-key": "wrong"}, {"x-api-key": ""}],
-)
+@pytest.mark.parametrize("headers", [
+    {}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"x-api-key": "wrong"}, {"x-api-key": ""},
+])  # fmt: skip
 def test_without_the_key_nothing_is_told(locked: Running, headers: dict[str, str]) -> None:
     for path in ("/v1/models", "/v1/models/skydraft", "/metrics", "/v1/nothing"):
         assert locked.client.get(locked.url + path, headers=headers).status_code == 401

@@ -238,10 +238,9 @@ def test_parameters_may_be_any_schema_of_an_object(served: Running, case: str) -
     assert given and served.chat(**fitting(TOPS[case]), max_tokens=4).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None}],
-)
+@pytest.mark.parametrize("parameters", [
+    None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None},
+])  # fmt: skip
 def test_parameters_of_a_tool_that_takes_none(served: Running, parameters: Any) -> None:
     options = {**must(parameters=parameters), "parallel_tool_calls": False}
     (call,) = served.chat(**options, max_tokens=99).json()["choices"][0]["message"]["tool_calls"]

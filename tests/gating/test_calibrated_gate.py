@@ -93,18 +93,13 @@ UNSURE = Signals(1.0, 0.3, 0.6)
 LAST = StepRecord(0, 0, 4, 0, 4, "skipped", "", 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("record", "forced", "moves"),
-    [
-        (LAST, (), -1),
-        (replace(LAST, num_forced=4), (True,) * 4, 0),
-        (replace(LAST, num_forced=3), (True, True, True, False), -1),
-        (replace(LAST, outcome="fallback", reason="uncertain"), (), 0),
-        (replace(LAST, outcome="verified", reason="uncertain", num_accepted=4), (), 1),
-        (replace(LAST, outcome="verified", reason="content", num_accepted=4), (), 0),
-    ],
-    ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule"],
-)
+@pytest.mark.parametrize(("record", "forced", "moves"), [
+    (LAST, (), -1), (replace(LAST, num_forced=4), (True,) * 4, 0),
+    (replace(LAST, num_forced=3), (True, True, True, False), -1),
+    (replace(LAST, outcome="fallback", reason="uncertain"), (), 0),
+    (replace(LAST, outcome="verified", reason="uncertain", num_accepted=4), (), 1),
+    (replace(LAST, outcome="verified", reason="content", num_accepted=4), (), 0),
+], ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule"])  # fmt: skip
 def test_what_a_round_tells_a_calibrated_gate(record: StepRecord, forced: tuple[bool, ...], moves: int) -> None:
     """Risks of 0.4 a token, one in twenty allowed: a skipped block makes it stricter, a checked one looser."""
     allowance = Allowance(calibration(toys.toy(1), toys.toy(2)), 0.95, 1.005)

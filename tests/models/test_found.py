@@ -153,11 +153,10 @@ def test_models_of_a_newer_ollama_are_found(home: Home) -> None:
         assert ollama_file(name, places()) == blob
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", ":", "/", "qwen:", "../../secret", f"{OURS}/../../../secret", "qwen:../../../../../secret", "a/b/c/d/e:f", "*",
-     "qwen:*", "qwen\n", "%2e%2e/secret", "/etc/passwd", "qwen/latest", "manifests/qwen", "x" * 5000, "\x1b[2J"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "", ":", "/", "qwen:", "../../secret", f"{OURS}/../../../secret", "qwen:../../../../../secret", "a/b/c/d/e:f",
+    "*", "qwen:*", "qwen\n", "%2e%2e/secret", "/etc/passwd", "qwen/latest", "manifests/qwen", "x" * 5000, "\x1b[2J",
+])  # fmt: skip
 def test_no_name_leads_elsewhere(name: str, home: Home, world: FakeWorld) -> None:
     home.pull(f"{OURS}/qwen/latest", gguf())
     home.put("secret", gguf())

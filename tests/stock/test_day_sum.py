@@ -50,15 +50,11 @@ def num_written(front: Front) -> int:
     return sum(post.num_written(TARGET.vocab.encode) for post in front.generating)
 
 
-@pytest.mark.parametrize(
-    ("does", "least"),
-    [
-        ("write(cloud, 'cloud').run()", LENGTH),
-        ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
-        ("text = write(cloud, 'cloud')\nnext(iter(text))\natexit.register(text.close)", 1),
-    ],
-    ids=["a whole text", "a text that was closed", "a text that is closed as the process ends"],
-)
+@pytest.mark.parametrize(("does", "least"), [
+    ("write(cloud, 'cloud').run()", LENGTH),
+    ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
+    ("text = write(cloud, 'cloud')\nnext(iter(text))\natexit.register(text.close)", 1),
+], ids=["a whole text", "a text that was closed", "a text that is closed as the process ends"])  # fmt: skip
 def test_a_process_that_closes_nothing_leaves_its_cost(front: Front, does: str, least: int, tmp_path: Path) -> None:
     """What was read is in it, and nothing is complained about."""
     with process(front, does) as ended:

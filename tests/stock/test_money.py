@@ -142,10 +142,9 @@ def front() -> Iterator[Front]:
         yield front
 
 
-@pytest.mark.parametrize(
-    ("is_known", "most", "num_calls", "error"),
-    [(False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent)],
-)
+@pytest.mark.parametrize(("is_known", "most", "num_calls", "error"), [
+    (False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent),
+])  # fmt: skip
 def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it(
     front: Front, is_known: bool, most: int, num_calls: int, error: type[SkydraftError] | None
 ) -> None:
