@@ -93,9 +93,8 @@ with contextlib.closing(skydraft.connect({address!r}, timeout_s={timeout})) as c
 def test_an_edge_that_was_stopped_for_longer_than_it_waits_keeps_its_text(plan: str) -> None:
     with serving(slow_toy(0.2)) as server:
         code = CODE.format(n=NUM_TOKENS, address=server.address, timeout=TIMEOUT_S, plan=plan)
-        with subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as edge:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen([sys.executable, "-c", code], **pipes) as edge:
             assert edge.stdout is not None
             edge.stdout.readline()
             for _ in range(3):

@@ -140,9 +140,8 @@ def test_adapters_are_chosen_by_prompt_and_renewed(monkeypatch: pytest.MonkeyPat
         write("named", 4, [], engine.fingerprint)
         write("strange", 5, TEXT[:7], "f" * 32)
         read = Counter[str]()
-        monkeypatch.setattr(
-            adapters, "read_adapter", lambda path: (read.update([path.parent.name]), read_adapter(path))[1]
-        )
+        noting = lambda path: (read.update([path.parent.name]), read_adapter(path))[1]  # noqa: E731
+        monkeypatch.setattr(adapters, "read_adapter", noting)
         (home / "damaged").mkdir()
         (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
         choose = engine.adapters.choose

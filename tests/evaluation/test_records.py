@@ -26,9 +26,8 @@ MODES = (
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunLine:
-    return lines.run_line(
-        prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),), modes=lines.modes(MODES)
-    )
+    prompt = lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)})
+    return lines.run_line(prompts=(prompt,), modes=lines.modes(MODES))
 
 
 @st.composite

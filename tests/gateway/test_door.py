@@ -27,9 +27,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A gateway with two keys, an origin of its own and short patience."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"ann {KEY}\nbob {KEY}-2\n")
-    with gateway(
-        authorize=Keyring(keys).label, origins=("http://app.test",), max_body_bytes=100_000, body_s=0.5
-    ) as running:
+    limits = {"max_body_bytes": 100_000, "body_s": 0.5}
+    with gateway(authorize=Keyring(keys).label, origins=("http://app.test",), **limits) as running:
         yield running
 
 
@@ -82,9 +81,8 @@ def test_a_key_that_has_much_to_be_read_lets_no_other_wait(monkeypatch: pytest.M
 
         def read(text: str, key: str) -> Any:
             body = {"model": "skydraft", "messages": [{"role": "user", "content": text}]}
-            return running.client.post(
-                f"{running.v1}/chat/completions/input_tokens", json=body, headers={"Authorization": key}
-            )
+            url, headers = f"{running.v1}/chat/completions/input_tokens", {"Authorization": key}
+            return running.client.post(url, json=body, headers=headers)
 
         flood = [pool.submit(read, "慢", "ann") for _ in range(3)]
         running.wait_until(lambda: bool(began))

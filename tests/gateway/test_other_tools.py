@@ -73,9 +73,8 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(served: Running,
             assert len(items) == 2
         else:
             items = answer.json()["output"]
-        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {
-            ("function_call", name, namespace)
-        }
+        called = ("function_call", name, namespace)
+        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {called}
 
 
 def test_a_call_of_a_namespace_goes_on_under_the_name_that_the_model_knows(served: Running) -> None:

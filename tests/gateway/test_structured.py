@@ -164,9 +164,10 @@ def test_tools_reach_the_template_with_all_their_keys() -> None:
     assert json.dumps([told]) in answer.json()["error"]["message"], answer.text
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
-)
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, JSON])
 def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any) -> None:
     template = open_toy("toy").vocab
     messages = conversation(ASKED)

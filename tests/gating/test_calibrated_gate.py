@@ -127,9 +127,10 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     return agreed / total, calls / total
 
 
-@pytest.mark.parametrize(
-    ("drift", "k", "asked"), [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
-)
+CASES = [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
+
+
+@pytest.mark.parametrize(("drift", "k", "asked"), CASES)
 def test_the_agreement_asked_for_is_kept_and_less_costs_less(drift: float, k: int, asked: tuple[float, ...]) -> None:
     found = [achieved(drift, agreement, k) for agreement in asked]
     for wanted, (agreement, _) in zip(asked, found, strict=True):

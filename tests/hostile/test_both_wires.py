@@ -138,14 +138,12 @@ def test_what_fails_once_costs_no_token(calm: Any, wire: str, name: str, plan: s
         assert name in FINAL or (plan != "gated" and name in (*FINAL_IF_VERIFIED, *LATER))
 
 
+more = st.lists(st.none() | st.sampled_from([*ONCE]), max_size=6)
+
+
 @law(20)
-@given(
-    st.sampled_from(ROWS_ONCE), st.lists(st.none() | st.sampled_from([*ONCE]), max_size=6),
-    st.sampled_from([*PLANS]),
-)  # fmt: skip
-def test_faults_that_follow_each_other_cost_no_token(
-    lines: dict[str, Any], first: tuple[str, str], others: list[str | None], plan: str
-) -> None:
+@given(st.sampled_from(ROWS_ONCE), more, st.sampled_from([*PLANS]))
+def test_faults_that_follow_each_other_cost_no_token(lines: Any, first: Any, others: list[str], plan: str) -> None:
     wire, name = first
     each, hasty, _ = lines[wire]
     each.calm()

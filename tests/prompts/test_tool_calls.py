@@ -217,9 +217,7 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     assert tool_calls.may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
-@pytest.mark.parametrize(
-    "word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "天气"', "```json\n", '"', "}"]
-)
+@pytest.mark.parametrize("word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "气"', "```json\n", '"', "}"])
 def test_a_model_that_repeats_itself_costs_no_time(word: str) -> None:
     """Each mark was tried again with each piece of text that came: a thousand took seconds of everybody's."""
     for begin in ("<tool_call>{", '{"name": "天气", "arguments": {', ""):

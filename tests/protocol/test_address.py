@@ -20,7 +20,7 @@ def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> Non
     assert parse_address(text) == (host, port)
 
 
-NO_ADDRESSES = [
+NO_HOSTS = [
     "", ":7373", "[]:7373", "http://cloud.example:80", "cloud.example/path", "cloud example:80", "cloud\n:80",
     "::1", "2001:db8::7:80",  # where would the port begin?
 ]  # fmt: skip
@@ -30,7 +30,7 @@ BRACKETS = ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"), [(NO_ADDRESSES, "not the address"), (NO_PORTS, "not a port"), (BRACKETS, "not")]
+    ("texts", "says"), [(NO_HOSTS, "not the address"), (NO_PORTS, "not a port"), (BRACKETS, "not")]
 )
 def test_all_else_is_refused_with_an_example_of_what_is_one(texts: list[str], says: str) -> None:
     for text in texts:

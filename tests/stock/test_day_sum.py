@@ -37,9 +37,8 @@ def process(front: Front, does: str, how: str = "price='0,0,1e6', max_cost=1e9")
         f"cloud = skydraft.connect(sys.argv[1], {how})\n"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", begins + does, front.url], env=env, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", begins + does, front.url]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
 
 def sum_in(home: Path) -> float:

@@ -54,9 +54,7 @@ def test_a_chat_that_fails_costs_no_token(name: str, plan: str) -> None:
         storm(server, ONCE[name][1], after=0)
         generation = write(cloud, plan, raw=False)
         failed = failure_of(generation, plan) is not None
-        assert failed == (plan == "cloud" or name == "another key") and failed != (
-            "edge-fallback" in generation.origins
-        )
+        assert failed == (plan == "cloud" or name == "another key") != ("edge-fallback" in generation.origins)
 
 
 # --- The handshake
@@ -215,10 +213,9 @@ def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, pl
 
 def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() -> None:
     with fake("openai", TARGET, token_s=0.1) as server, closing(skydraft.connect(server.url, model="toy")) as cloud:
-        ends = faults.retells_json(
-            lambda event: event | {"choices": [each | {"finish_reason": "stop"} for each in event["choices"]]}
-        )
-        storm(server, ends, after=0)
+        stop = {"finish_reason": "stop"}
+        ends = lambda event: event | {"choices": [each | stop for each in event["choices"]]}  # noqa: E731
+        storm(server, faults.retells_json(ends), after=0)
         assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
 
 

@@ -133,10 +133,8 @@ FOLLOWED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_vllm_follows_what_we_ask_for_by_itself(vllm: str, tiny: Path, name: str) -> None:
     params, plan = DecodingParams(max_new_tokens=24, **FOLLOWED[name]), make_plan("cloud")
-    with (
-        closing(skydraft.load(str(tiny))) as edge,
-        closing(skydraft.connect(vllm, require=True, timeout_s=300)) as cloud,
-    ):
+    cloud = skydraft.connect(vllm, require=True, timeout_s=300)
+    with closing(skydraft.load(str(tiny))) as edge, closing(cloud):
         near = skydraft.generate("今天", cloud=edge, plan=plan, params=params).run()
         done = skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params).run()
     assert done.token_ids == near.token_ids and done.receipt.calls == 1
@@ -173,9 +171,8 @@ def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, edge:
     """It tells no token that ends within a character in a stream: an emoji is two or three tokens."""
     params = DecodingParams(max_new_tokens=24)
     with closing(skydraft.connect(llama, require=True)) as cloud:
-        done = skydraft.generate(
-            "写出五个表情符号。", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params
-        ).run()
+        plan = make_plan("cloud")
+        done = skydraft.generate("写出五个表情符号。", edge=edge, cloud=cloud, plan=plan, params=params).run()
     assert "\ufffd" not in done.text.rstrip("\ufffd") and sum(each.link.num_requests for each in done.records) > 1
 
 
