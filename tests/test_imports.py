@@ -110,16 +110,6 @@ def test_every_room_has_its_arrows() -> None:
     assert {room for room, _, _ in modules()} == set(ALLOWED)
 
 
-@pytest.mark.parametrize(("room", "source"), [
-    ("types", "from skydraft.cli.main import main"),
-    ("cloud", "def late(): from skydraft.edge.channel import Channel"),
-    ("engines", "import torch"),
-    ("cli", "def late(): import uvicorn"),
-])  # fmt: skip
-def test_a_backward_arrow_is_found(room: str, source: str) -> None:
-    assert violations(room, source)
-
-
 @pytest.mark.parametrize(("code", "absent"), [
     (
         "import skydraft.cli.main as m;"

@@ -85,17 +85,6 @@ def test_what_was_cut_and_filled_again_is_kept_when_whole(beginning: list[int], 
     as_fed(engine, [*prompt, 5], MINE, beginning)
 
 
-def test_this_toy_would_notice_generated_tokens_that_are_reused_and_parts_that_end_elsewhere() -> None:
-    for exact, same in ((True, True), (False, False)):
-        engine = engine_of()
-        first, _, _ = answer(engine, PROMPT[:10], Reuse("mine", exact))
-        longer = [*PROMPT[:10], *first, 5]
-        _, rows, cached = answer(engine, longer, Reuse("mine", exact))
-        assert cached == (8 if exact else 15)
-        assert np.array_equal(rows, answer(engine_of(), longer, None)[1]) == same
-    assert not np.array_equal(answer(feeding(PROMPT[:6]), PROMPT, None)[1], answer(engine_of(), PROMPT, None)[1])
-
-
 @pytest.mark.parametrize("prompt_len", [1, 4, 5, 12, 13, 40])
 def test_whole_parts_of_the_prompt_are_cached_and_the_rest_is_fed_again(prompt_len: int) -> None:
     engine, prompt = engine_of(), [index % 20 for index in range(prompt_len)]

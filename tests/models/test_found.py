@@ -169,6 +169,16 @@ def layer(**changes: Any) -> list[Any]:
     return [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'1' * 64}", "size": 1} | changes]
 
 
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "adapter": ({"general.type": "adapter"}, "adapter"), "projector": ({"general.type": "mmproj"}, "projector"),
+    "an old projector": ({"general.architecture": "clip", "general.type": None}, "projector"),
+    "a part": ({"split.count": 3}, "several parts"), "pooling": ({"qwen2.pooling_type": 3}, "embedding"),
+    "both ways": ({"qwen2.attention.causal": False}, "embedding"),
+    "Ollama's own form": ({"qwen2.vision.block_count": 2}, "only Ollama reads"),
+    "its own name": ({"general.architecture": "gptoss"}, "only Ollama reads"),
+    "pictures": ({"tokenizer.ggml.tokens": None}, "no language model"),
+    "strange": ({"tokenizer.ggml.tokens": 7}, "no language"),
+}  # fmt: skip
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no blob": ({"data": None}, "its file is missing; get it again: ollama pull qwen:latest"),
     "half a blob": ({"data": gguf()[:50], "size": 100}, "its file is incomplete; get it"),
@@ -181,6 +191,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "in the cloud": ({"data": gguf(), "layers": []}, "no GGUF file belongs to it"),
     "other weights": ({"data": gguf(), "kind": "tensor"}, "no GGUF file belongs to it"),
     "an adapter too": ({"data": gguf(), "layers": [*layer(), *layer(mediaType="x.adapter")]}, "it has an adapter"),
+    **{kind: ({"data": gguf(**changes)}, says) for kind, (changes, says) in UNFIT.items()},
 }  # fmt: skip
 
 
@@ -205,27 +216,6 @@ def test_a_manifest_that_is_none_is_said(data: bytes, home: Home) -> None:
         "ollama:qwen:latest": "its manifest is damaged",
         "ollama:qwen:folder": "its manifest cannot be read (it is not a file)",
     }
-
-
-UNFIT: dict[str, tuple[dict[str, Any], str]] = {
-    "adapter": ({"general.type": "adapter"}, "adapter"), "projector": ({"general.type": "mmproj"}, "projector"),
-    "an old projector": ({"general.architecture": "clip", "general.type": None}, "projector"),
-    "a part": ({"split.count": 3}, "several parts"), "pooling": ({"qwen2.pooling_type": 3}, "embedding"),
-    "both ways": ({"qwen2.attention.causal": False}, "embedding"),
-    "Ollama's own form": ({"qwen2.vision.block_count": 2}, "only Ollama reads"),
-    "its own name": ({"general.architecture": "gptoss"}, "only Ollama reads"),
-    "pictures": ({"tokenizer.ggml.tokens": None}, "no language model"),
-    "strange": ({"tokenizer.ggml.tokens": 7}, "no language"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", UNFIT)
-def test_what_is_no_language_model_is_named(kind: str, home: Home, world: FakeWorld) -> None:
-    changes, says = UNFIT[kind]
-    home.pull(f"{OURS}/it/latest", gguf(**changes))
-    assert says in home.found()["ollama:it:latest"].unfit
-    with pytest.raises(BrokenModel, match=says):
-        resolve("ollama:it", world.cache)
 
 
 @contextmanager

@@ -32,14 +32,8 @@ def pair() -> Iterator[tuple[Any, Any]]:
 
 def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams = GREEDY, **more: Any) -> Any:
     edge, cloud = pair
-    given = {
-        "edge": edge,
-        "cloud": cloud,
-        "plan": mode and make_plan(mode),
-        "params": params,
-        "audio": load_audio(clip),
-    } | more
-    return skydraft.generate(**given).run()
+    given = {"plan": mode and make_plan(mode), "params": params, "audio": load_audio(clip)}
+    return skydraft.generate(**{"edge": edge, "cloud": cloud} | given | more).run()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

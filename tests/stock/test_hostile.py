@@ -219,18 +219,6 @@ def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() ->
         assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
 
 
-def test_a_server_found_dead_a_moment_ago_costs_the_next_text_no_wait() -> None:
-    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        write(cloud, "gated").run()
-        server.kill()
-        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"}
-        cloud.servers.facts.clear()  # as after two minutes
-        began = time.monotonic()
-        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
-        server.start()
-        assert "edge-fallback" not in write(cloud, "gated").run().origins
-
-
 # --- Texts of one process share a server: what fails for one of them costs the others nothing
 
 
