@@ -20,14 +20,10 @@ from tests.toys import law
 # the target may write, steps.
 def moves(*writes: int) -> st.SearchStrategy[list[Any]]:
     move = st.tuples(
-        st.integers(0, 3),
-        st.integers(0, 6) | st.integers(0, 40),
-        st.integers(0, 8),
-        st.none() | st.integers(0, 12),
-        st.sampled_from(["once", "once", "twice", "again", "opens", "stop"]),
-        st.sampled_from(writes),
+        st.integers(0, 3), st.integers(0, 6) | st.integers(0, 40), st.integers(0, 8), st.none() | st.integers(0, 12),
+        st.sampled_from(["once", "once", "twice", "again", "opens", "stop"]), st.sampled_from(writes),
         st.sampled_from([0, 0, 0, 1, 2, 4]),
-    )
+    )  # fmt: skip
     return st.lists(move, min_size=8, max_size=40)
 
 

@@ -28,15 +28,10 @@ from tests.toys import PROMPT, PROMPT_IDS
 from .lessons import lesson, read
 
 PLANS = [
-    make_plan(k=5),
-    make_plan("cloud"),
-    make_plan("lossless"),
-    make_plan("answers", gate="entropy:1", k=3, hand_back=0),
-    make_plan(k=4, hand_back="agree:2"),
-    make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
-    make_plan("auto", gate="prob:0.4", k=6, hand_back="agree:3"),
-    make_plan(gate="entropy:1", k=4, hand_back=3),
-]
+    make_plan(k=5), make_plan("cloud"), make_plan("lossless"), make_plan("answers", gate="entropy:1", k=3, hand_back=0),
+    make_plan(k=4, hand_back="agree:2"), make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
+    make_plan("auto", gate="prob:0.4", k=6, hand_back="agree:3"), make_plan(gate="entropy:1", k=4, hand_back=3),
+]  # fmt: skip
 
 
 def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) -> Generation:
