@@ -27,9 +27,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
     ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
     ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
 ])  # fmt: skip
-def test_what_is_said_of_colours_goes_before_what_is_guessed(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool
-) -> None:
+def test_colours_are_as_told(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool) -> None:
+    """What is said of colours goes before what is guessed."""
     for name, value in ({"NO_COLOR": None, "FORCE_COLOR": None, "TERM": "xterm-256color"} | env).items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", out := Stream())
@@ -48,9 +47,8 @@ def test_a_model_cannot_move_the_cursor(tmp_path: Path, invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize(("is_terminal", "is_open", "says"), [(True, True, "\n"), (True, False, ""), (False, True, "")])
-def test_a_notice_begins_on_a_new_line_and_takes_the_place_of_a_state(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str
-) -> None:
+def test_a_notice_ends_a_state(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str) -> None:
+    """A notice begins on a new line and takes the place of a state."""
     out, err, terminal = Stream(is_terminal), Stream(is_terminal), Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", out)

@@ -204,9 +204,8 @@ FAULTS = ("nothing more", "cut", "killed", "draining", "made way")
 @pytest.mark.parametrize(
     ("moment", "fault", "number"), [(*each, 2 * (at % 2)) for at, each in enumerate(product(MOMENTS, FAULTS))]
 )
-def test_a_lossless_text_is_the_targets_whatever_happens_while_it_writes(
-    expected: tuple[int, ...], moment: str, fault: str, number: int
-) -> None:
+def test_a_lossless_text_is_the_targets_anyway(expected: tuple[int, ...], moment: str, fault: str, number: int) -> None:
+    """Whatever happens while it writes."""
     with (
         faulty(fault) as (link, happens, leash),
         closing(skydraft.connect(link.address)) as cloud,

@@ -159,9 +159,7 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_of_a_wrong_token_and_a_dead_server_both_are_said(
-    start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_token_and_dead_server(start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whatever order they are tried: the token is the fault that waiting does not cure."""
     (tmp_path / "theirs").write_text("other another-token-of-24-chars\n")
     wrong, dead = start(token_file=tmp_path / "theirs").address, f"127.0.0.1:{free_port()}"

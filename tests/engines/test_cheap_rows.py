@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,9 +76,8 @@ def test_a_predicted_edit_is_the_targets_own_text(q4_0: Path, gguf_path: Path, m
     assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
 
 
-def test_a_model_is_quantized_once_under_its_own_name_and_a_target_only_by_force(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A model is quantized once, under its own name, and a target only by force."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tiny_gguf.parent))
     made = tmp_path / "models" / "tiny-q8_0.gguf"

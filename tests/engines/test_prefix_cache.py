@@ -61,9 +61,8 @@ beginnings = st.lists(st.integers(0, 20), max_size=11)
 
 @law(90)
 @given(beginnings, st.lists(st.lists(texts, min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
-def test_conversations_with_reuse_are_those_of_engines_that_feed_all(
-    beginning: list[int], conversations: list[list[list[int]]], random: Any
-) -> None:
+def test_reuse_changes_no_conversation(beginning: list[int], conversations: list[list[list[int]]], random: Any) -> None:
+    """Conversations with reuse are those of engines that feed all."""
     engine = engine_of(beginning)
     said = [beginning[: random.choice([None, None, None, len(beginning) // 2])] for _ in conversations]
     left = [(number, turn) for number, turns in enumerate(conversations) for turn in turns]

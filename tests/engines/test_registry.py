@@ -39,9 +39,8 @@ OMNI, NO_OMNI = "OmniEngine", "TransformersEngine"
     ('{"model_type": "qwen2_5_omni", "thinker_config": null}', NO_OMNI), ('{"model_type": "qwen2"}', NO_OMNI),
     *((text, NO_OMNI) for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")), (None, "LlamaCppEngine"),
 ])  # fmt: skip
-def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
-    config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
-) -> None:
+def test_which_engine_opens(config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
+    """A folder goes by its model type, and a file is for llama.cpp."""
     path = tmp_path
     if config is None:
         (path := tmp_path / "m.gguf").touch()

@@ -51,9 +51,7 @@ def test_scores_equal_prefixes_read_afresh(pair: Pair, params: DecodingParams, t
 
 @law(30)
 @given(toys.pairs(), st.lists(st.tuples(st.booleans(), texts), min_size=2, max_size=6), st.data())
-def test_texts_that_share_a_beginning_are_scored_as_if_alone(
-    pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
-) -> None:
+def test_texts_are_scored_as_if_alone(pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: Any) -> None:
     params, last, asked = DecodingParams(), tuple[int, ...](), list[tuple[int, ...]]()
     for grows, tail in found:
         shared = data.draw(st.integers(0, len(last))) if grows else 0

@@ -147,9 +147,9 @@ def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, m
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_what_is_in_use_is_known_again_and_replaced_only_by_what_is_better_on_the_newest(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in use is known again and replaced only by what is better on the newest."""
+
     def learned(**changes: float) -> tuple[int, str, str]:
         train_by(monkeypatch, **changes)
         return call("learn", "run", "one", "--from", str(taught), "-y")
@@ -192,9 +192,8 @@ def test_one_name_is_learned_by_one_process_at_a_time(call: Invoke, taught: Path
     assert (status, said) == (1, "") and err.startswith("skydraft: Another process is letting") and err.count("\n") == 1
 
 
-def test_wrong_use_is_one_line(
-    call: Invoke, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one line."""
     (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
     (tmp_path / "half.jsonl").write_text(r'{"prompt": "\ud83d"}')
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}]}
@@ -225,9 +224,8 @@ def test_wrong_use_is_one_line(
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
 
 
-def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
-    call: Invoke, pair: tuple[Any, Any], pair_folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_it_measures_with_the_adapter(call: Invoke, pair: Any, pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """What is measured and calibrated is the draft model with its adapter."""
     asked, base, home = tmp_path / "asked.txt", pair[0].fingerprint, tmp_path / "home"
     asked.write_text("\n".join(prompts(6)))
     made = change(base, {"model.layers.1.self_attn.q_proj": (32, 32)})

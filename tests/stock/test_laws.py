@@ -32,9 +32,7 @@ decode = partial(decoded, execution="throughput")
 
 @law(100)
 @given(st.sampled_from(IDS), st.sampled_from(toys.DRAFTERS), st.integers(1, 24), plans)
-def test_a_stock_server_is_local(
-    clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], length: int, plan: Any
-) -> None:
+def test_a_stock_server_is_local(clouds: dict[str, Any], dialect: str, drafter: Any, length: int, plan: Any) -> None:
     """At temperature 0; above it the server draws: tests/stock/test_drawing.py."""
     edge, params = toys.toy(SEED, drafter[0], sign=drafter[1]), DecodingParams(max_new_tokens=length)
     far = decode(plan, params, edge, clouds[dialect])
