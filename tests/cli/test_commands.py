@@ -113,8 +113,7 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
         f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder)\n"
         "sys.argv = ['skydraft', 'models']\n"
-        "import skydraft_command\n"
-        "skydraft_command.main()"
+        "import skydraft_command\nskydraft_command.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")

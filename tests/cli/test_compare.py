@@ -78,10 +78,8 @@ def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("whole_lines", "more_bytes"), [(1, 30), (30, 777), (51, 0), (None, 0)])
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    out: Path, again: Path, invoke: Invoke, whole_lines: int | None, more_bytes: int
-) -> None:
-    """A finished one computes nothing again."""
+def test_it_is_continued(out: Path, again: Path, invoke: Invoke, whole_lines: int | None, more_bytes: int) -> None:
+    """An interrupted comparison goes on where it stopped, and a finished one computes nothing again."""
     records, whole = again / "out" / "records.jsonl", (out / "records.jsonl").read_bytes()
     kept = b"".join(whole.splitlines(keepends=True)[:whole_lines])
     records.write_bytes(whole[: len(kept) + more_bytes])

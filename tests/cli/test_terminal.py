@@ -70,8 +70,7 @@ def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> 
         "def fail(*args, **given):\n"
         "    if next(calls, None) is None: raise errors.EngineError('The engine broke\\x1b[2J.')\n"
         "    return forward(*args, **given)\n"
-        "ToyEngine.forward = fail\n"
-        "main.main()"
+        "ToyEngine.forward = fail\nmain.main()"
     )
     args = ["generate", "你好", *TOYS, "--color", "never"]
     status, screen = on_screen(tmp_path, *args, command=[sys.executable, "-c", code])

@@ -197,9 +197,9 @@ def test_who_has_the_most_makes_room(max_sessions: int, per_token: int, script: 
 @pytest.mark.parametrize(
     ("stage", "has_begun"), [("allocate", False), ("forward", False), ("forward", True), ("roll_back", True)]
 )
-def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(
-    stage: str, has_begun: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_raises(stage: str, has_begun: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs one answer, and the others go on."""
+
     def broken(*_: Any, **__: Any) -> None:
         monkeypatch.undo()  # it breaks once
         raise error("the secret path")

@@ -70,9 +70,8 @@ def test_an_audit_is_the_choice_of_the_target(pair: Any, params: DecodingParams,
         done = watching.write(replace(REQUEST, plan=plan, params=params))
     ((_, audit),) = watching.kept
     text = [*PROMPT_IDS, *done.token_ids]
-    theirs = [
-        reference.next_token(target, text[:at], len(PROMPT_IDS), params) for at in range(len(PROMPT_IDS), len(text))
-    ]
+    begin = len(PROMPT_IDS)
+    theirs = [reference.next_token(target, text[:at], begin, params) for at in range(begin, len(text))]
     assert audit == tuple(map(int.__eq__, theirs, done.token_ids))
     figures = watching.auditor.figures_of(done)
     assert figures and figures.agreement == round(sum(audit) / len(audit), 3) and figures.num_answers == 1

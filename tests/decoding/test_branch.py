@@ -93,9 +93,8 @@ def test_drafts_get_the_rows_that_pay(own, waiting, max_rows, ms, may_delay, cou
 )  # fmt: skip
 def test_no_other_numbers_of_drafts_give_more_tokens_a_second(own, waiting, times) -> None:  # type: ignore[no-untyped-def]
     def speed(counts: tuple[int, ...]) -> float:
-        gains = sum(
-            worth**place for (worth, _), num in zip(waiting, counts, strict=True) for place in range(1, num + 1)
-        )
+        rows = zip(waiting, counts, strict=True)
+        gains = sum(worth**place for (worth, _), num in rows for place in range(1, num + 1))
         return (own + gains) / times[own + sum(counts) - 1]
 
     counts = tuple(num_fed(own, waiting, 16, lambda num: times[num - 1], may_delay=True))

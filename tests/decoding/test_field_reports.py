@@ -35,10 +35,8 @@ def reasons(cycle: str, k: int) -> list[str]:
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
-def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(
-    cycle: str, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A gate on uncertainty alone never asks."""
+def test_f6_a_loop_forces_one_escalation_at_any_boundary(cycle: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks; a gate on uncertainty alone never asks, as the loop is confident."""
     assert reasons(cycle, k) == ["repetition"]
     monkeypatch.setattr(gates, "unverified_cycles", lambda *_: [])
     assert reasons(cycle, k) == []

@@ -176,14 +176,10 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
 
         ending = Thread(target=first.stop, args=(PATIENCE_S,))
         faults: dict[str, Fault] = {
-            "nothing more": lambda: None,
-            "cut": link.cut,
-            "killed": killed,
-            "draining": draining,
-            "made way": partial(make_way, worker),
+            "nothing more": lambda: None, "cut": link.cut, "killed": killed, "draining": draining,
+            "made way": partial(make_way, worker), "silent": partial(link.stall, 3600),
             "down": partial(leads_to, 9),  # where nobody listens
-            "silent": partial(link.stall, 3600),
-        }
+        }  # fmt: skip
         try:
             with link:
                 yield link, faults[fault], leash
@@ -199,11 +195,10 @@ def expected() -> tuple[int, ...]:
 
 
 FAULTS = ("nothing more", "cut", "killed", "draining", "made way")
+HITS = [(*each, 2 * (at % 2)) for at, each in enumerate(product(MOMENTS, FAULTS))]
 
 
-@pytest.mark.parametrize(
-    ("moment", "fault", "number"), [(*each, 2 * (at % 2)) for at, each in enumerate(product(MOMENTS, FAULTS))]
-)
+@pytest.mark.parametrize(("moment", "fault", "number"), HITS)
 def test_a_lossless_text_is_the_targets_anyway(expected: tuple[int, ...], moment: str, fault: str, number: int) -> None:
     """Whatever happens while it writes."""
     with (

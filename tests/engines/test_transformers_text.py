@@ -168,9 +168,8 @@ def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("package", "extra"), [("torch", "transformers"), ("torchao.quantization", "quantized")])
-def test_without_a_package_the_error_says_what_to_install(
-    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]
-) -> None:
+def test_needs_packages(package: str, extra: str, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]) -> None:
+    """Without a package the error says what to install."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=rf"pip install 'skydraft\[{extra}\]'"):
         TransformersEngine(folders[0], replace(OPTIONS, dtype="int8"))

@@ -97,9 +97,8 @@ CALLS: list[tuple[str, dict[str, Any], Any, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "call", "result", "name", "arguments", "text"), CALLS)
-def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(
-    served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str
-) -> None:
+def test_other_calls(served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str) -> None:
+    """Calls of other tools and their results are read as those of functions."""
     question, known = {"role": "user", "content": "语速"}, {"call_id": "c"}
     more = {"name": name, "arguments": arguments}
     its_own = [{"type": kind, **known, **call}, {"type": f"{kind}_output", **known, "output": result}]

@@ -50,12 +50,9 @@ def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: 
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
         mine, theirs = (reference.next_token(model, prefix, len(prompt), params) for model in pair)
         says = {
-            "a": mine == theirs == token_id,
-            "c": mine != theirs == token_id,
-            "t": theirs == token_id,
-            "w": mine == token_id != theirs,
-            "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
-        }
+            "a": mine == theirs == token_id, "c": mine != theirs == token_id, "t": theirs == token_id,
+            "w": mine == token_id != theirs, "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
+        }  # fmt: skip
         assert says[mark], (index, mark)
         assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
         prefix.append(token_id)

@@ -268,9 +268,8 @@ def test_it_measures_with_the_adapter(call: Invoke, pair: Any, pair_folders: tup
     assert "not the same draft model" in call(*first, "--adapter", "none")[2]
 
 
-def test_in_python_a_text_has_the_adapter_that_it_names(
-    pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[Any, Any]
-) -> None:
+def test_in_python(pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: Any) -> None:
+    """A text has the adapter that it names."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     draft = str(pair_folders[1])
     for seed, name in enumerate(("one", "two"), 1):
@@ -284,9 +283,8 @@ def test_in_python_a_text_has_the_adapter_that_it_names(
     assert texts[1] == texts[2] == texts[5] and texts[0] == texts[4] and len(set(texts)) == 3
 
 
-def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
-    call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]
-) -> None:
+def test_forget(call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> None:
+    """Who forgets a name means its answers, though a folder is called so."""
     monkeypatch.chdir(tmp_path)
     lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons.jsonl"
     for folder in (lessons.parent, tmp_path / "reviews"):

@@ -47,9 +47,8 @@ def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
 
 @pytest.mark.parametrize("place", ["hub", "hub_cache"])
 @pytest.mark.parametrize("can_link", [True, False])
-def test_the_hub_comes_first_and_its_file_is_linked_or_copied(
-    world: FakeWorld, place: str, can_link: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hub_first(world: FakeWorld, place: str, can_link: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its file is linked or copied."""
     link = getattr(world, place)[HUB_NAME] = world.cache.with_name("snapshot.gguf")
     link.symlink_to(world.blob())
     if not can_link:

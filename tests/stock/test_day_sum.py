@@ -31,11 +31,8 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
 
 
 def process(front: Front, does: str, how: str = "price='0,0,1e6', max_cost=1e9") -> subprocess.Popen[str]:
-    begins = (
-        "import atexit, os, skydraft, sys, time\n"
-        "from tests.hostile.texts import write\n"
-        f"cloud = skydraft.connect(sys.argv[1], {how})\n"
-    )
+    begins = "import atexit, os, skydraft, sys, time\nfrom tests.hostile.texts import write\n"
+    begins += f"cloud = skydraft.connect(sys.argv[1], {how})\n"
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", begins + does, front.url]
     return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)

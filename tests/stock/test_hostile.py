@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.edge.stock.refusals import refusal
 from skydraft.errors import CloudLost, SkydraftError
 from tests.gateway.running import over
 from tests.hostile.storms import ONCE
@@ -101,21 +100,17 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
     (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
     (b"<html><body>It works!</body></html>", "a web page"),
     (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE html><title lang="en">A &amp; B</title>', "a web page (A & B)"),
-    (b"<html><title>" + b" " * 60_000, "a web page"),
+    (b"<html><title>" + b" " * 60_000, "a web page"),  # its end is not looked for again from each blank
 ])  # fmt: skip
 def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: str) -> None:
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
         server.fault_of = lambda path: faults.says(page, status=404)
+        began = time.process_time()
         with pytest.raises(SkydraftError, match="answered 404") as raised:
             write(cloud, "cloud").run()
+        assert time.process_time() - began < 2.0
     assert f"404: {told}, not the answer of a model server." in raised.value.message
     assert "code" not in raised.value.message
-
-
-def test_a_title_without_end_takes_no_time() -> None:
-    began = time.process_time()
-    error = refusal(404, {}, b"<html><title>" + b" " * 65_536)
-    assert "a web page" in error.message and time.process_time() - began < 0.5
 
 
 LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')
@@ -190,10 +185,7 @@ IDLE = {
     "comments": ("vllm", b": keep-alive\n\n"),
     "no tokens": ("vllm", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'),
     "empty deltas": ("openai", b'data: {"choices": [{"index": 0, "delta": {}}]}\n\n'),
-    "an end again and again": (
-        "openai",
-        b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n',
-    ),
+    "an end, many times": ("openai", b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'),
 }
 
 
