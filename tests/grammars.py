@@ -108,9 +108,8 @@ ENDS = (len(_PIECES) - 2, len(_PIECES) - 1)
 def spelled(text: str) -> list[int]:
     data, found = text.encode(), []
     while data:
-        found.append(
-            max((i for i, piece in enumerate(_PIECES) if data.startswith(piece)), key=lambda i: len(_PIECES[i]))
-        )
+        fitting = (i for i, piece in enumerate(_PIECES) if data.startswith(piece))
+        found.append(max(fitting, key=lambda i: len(_PIECES[i])))
         data = data[len(_PIECES[found[-1]]) :]
     return found
 
@@ -122,10 +121,8 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-NESTED = {
-    "$ref": "#/$defs/n",
-    "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}},
-}
+_ITSELF = {"$ref": "#/$defs/n"}
+NESTED = {**_ITSELF, "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": _ITSELF}]}}}
 JSONS = [
     "json_object:",
     json_schema(PERSON),

@@ -42,9 +42,8 @@ def num_special(ids: list[int] | tuple[int, ...]) -> int:
 
 def vocab_with(template: str, special_ids: frozenset[int] = SPECIAL) -> Vocab:
     end = [id_of("<|im_end|>")]
-    return Vocab(
-        PIECES, encode, special_ids=special_ids, end_ids=end, chat_template=template, bos_text="<s>", eos_text="</s>"
-    )
+    marks = {"bos_text": "<s>", "eos_text": "</s>"}
+    return Vocab(PIECES, encode, special_ids=special_ids, end_ids=end, chat_template=template, **marks)
 
 
 def engine_with(template: str) -> ToyEngine:

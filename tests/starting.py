@@ -140,9 +140,7 @@ def _start(asked: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(
-    fds: list[int], folder: bytes, environment: dict[bytes, bytes], words: list[bytes], kept: list[int]
-) -> None:
+def _become(fds: list[int], folder: bytes, environ: dict[bytes, bytes], words: list[bytes], kept: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):  # `nohup` and background jobs ignore some of them
         signal.signal(number, signal.SIG_DFL)
@@ -153,7 +151,7 @@ def _become(
         os.close(number)
     os.chdir(folder)
     os.environb.clear()
-    os.environb.update(environment)
+    os.environb.update(environ)
     sys.argv = [os.fsdecode(word) for word in words]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         how: Any = {"mode": "w" if number else "r", "encoding": "utf-8", "closefd": False}

@@ -23,9 +23,7 @@ def test_a_measurement_imports_and_explains_itself(name: str) -> None:
     assert name not in commands() or f"python -m bench {name}" in module.__doc__
 
 
-def test_bench_lists_its_commands_and_runs_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_lists_and_runs_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*commands()]
     with pytest.raises(SystemExit, match="There is no nothing"):

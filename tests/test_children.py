@@ -44,9 +44,7 @@ CHILDREN: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("start", CHILDREN.values(), ids=CHILDREN)
-def test_no_child_runs_code_of_the_working_folder(
-    start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_run_no_local_code(start: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in {*sys.stdlib_module_names, "llguidance", "pip", "numpy", "grpc", "skydraft"}:
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\n")
     monkeypatch.chdir(tmp_path)

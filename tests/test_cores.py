@@ -14,9 +14,8 @@ from skydraft.config import num_cores
     ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
     ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
 ])  # fmt: skip
-def test_the_share_of_a_control_group(
-    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_control_group(files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores of a process are the share of its control group."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

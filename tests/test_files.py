@@ -53,9 +53,7 @@ PIPES = [
 
 
 @pytest.mark.parametrize("words", PIPES)
-def test_a_pipe_instead_of_a_file_is_one_clear_line(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_in_place_of_a_file_is_one_line(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     began = time.monotonic()
     assert run([str(tmp_path / "pipe") if word == "PIPE" else word for word in words.split()])

@@ -10,6 +10,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,9 +80,7 @@ READERS: list[Callable[[Path, random.Random], None]] = [calibrations, lessons, p
 
 @pytest.mark.parametrize("num", [150, pytest.param(3_000, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
-def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
-    reader: Callable[[Path, random.Random], None], num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_file_is_read_or_one_error(reader: Any, num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.engines.probe.probe", lambda engine, notify: RowProfile(1, (1.0,)))
     monkeypatch.setattr("skydraft.files.log.warning", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -107,9 +106,7 @@ def test_whatever_is_in_a_file_is_a_result_or_one_clear_error(
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_a_file_of_tokens_that_others_can_read_is_named(
-    mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_token_file_open_to_others_is_named(mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tokens").write_text("ann a-token-of-24-characters\n")
     (tmp_path / "tokens").chmod(mode)
     Keyring(tmp_path / "tokens")

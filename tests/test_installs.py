@@ -16,9 +16,8 @@ from .test_wheel import ROOT
 
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(1800)]
 TOYS = "-m skydraft.cli.main generate 你好 --edge-model toy:drift=0.2 --cloud-model toy -n 9 --mode quality"
-CONTRACT = (
-    "-m pytest -q tests/engines/test_contract.py tests/engines/test_transformers_text.py tests/engines/test_omni.py"
-)
+_PARTS = ("contract", "transformers_text", "omni")
+CONTRACT = " ".join(("-m pytest -q", *(f"tests/engines/test_{part}.py" for part in _PARTS)))
 # What each extra is for, in that environment alone: arguments of python, from the folder of the source or another.
 USES: dict[str, list[str]] = {
     "": [TOYS],
@@ -44,9 +43,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
-@pytest.mark.parametrize(
-    "extra", [pytest.param(each, marks=[pytest.mark.long] if "learn" in each else []) for each in USES]
-)
+LATER = {True: [pytest.mark.long], False: []}
+
+
+@pytest.mark.parametrize("extra", [pytest.param(each, marks=LATER["learn" in each]) for each in USES])
 def test_an_extra_is_enough_for_what_it_is_for(wheel: Path, extra: str, tmp_path: Path) -> None:
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)

@@ -15,9 +15,8 @@ from skydraft.errors import EngineError
 from skydraft.prompts.messages import asked
 from tests import toys
 
-REQUEST = GenerateRequest(
-    asked(toys.PROMPT), skydraft.make_plan(k=3), skydraft.DecodingParams(max_new_tokens=20), raw=True
-)
+PARAMS = skydraft.DecodingParams(max_new_tokens=20)
+REQUEST = GenerateRequest(asked(toys.PROMPT), skydraft.make_plan(k=3), PARAMS, raw=True)
 
 
 class Seen:

@@ -23,10 +23,9 @@ TEXTS = ("语速", "语速慢", "你好")
 PARAMS = DecodingParams(max_new_tokens=20)
 
 
-@pytest.mark.parametrize(
-    ("name", "grammar"),
-    [("edge", ""), ("lossless;k=4", ""), ("gate=entropy:1.5;k=4", ""), ("edge", "regex:[0-9]{2}(左|右)[a-f]{3}。")],
-)
+@pytest.mark.parametrize(("name", "grammar"), [
+    ("edge", ""), ("lossless;k=4", ""), ("gate=entropy:1.5;k=4", ""), ("edge", "regex:[0-9]{2}(左|右)[a-f]{3}。"),
+])  # fmt: skip
 def test_recorded_drafts_write_what_their_model_writes_and_compute_it_once(name: str, grammar: str) -> None:
     """Also where rejected drafts are rolled back, a gate looks at what was recorded, or a schema forbids the best."""
     real, target, mode = open_toy("toy:drift=0.3"), open_toy("toy"), parse_mode(name, lambda _: PARAMS)

@@ -142,12 +142,9 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
     if HAS_LIBRARY and draw(st.integers(0, 3)) == 0:  # few, since they end soon
         given, style = given | {"grammar": draw(st.sampled_from(GRAMMARS)), "sentences": 0}, None
     return decoding_params(
-        style,
-        temperature=draw(st.just(0.0) | st.floats(0.01, 2)),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        max_new_tokens=draw(st.integers(1, max_new_tokens)),
-        **given,
-    )
+        style, temperature=draw(st.just(0.0) | st.floats(0.01, 2)), seed=draw(st.integers(0, 2**64 - 1)),
+        max_new_tokens=draw(st.integers(1, max_new_tokens)), **given,
+    )  # fmt: skip
 
 
 def verifier_of(target: Engine, chosen: DecodingParams, *, max_rows: int = 64, prompt: Prompt = ASKED) -> LocalVerifier:

@@ -16,9 +16,7 @@ from ..serving import serving
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])
-def test_a_renewed_certificate_is_shown_once_its_key_is_there_too(
-    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_certificate_waits_for_its_key(command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     issued = [trustme.CA().issue_cert("127.0.0.1") for _ in range(2)]
     certs = [pair.cert_chain_pems[0].bytes() for pair in issued]
     keys = [pair.private_key_pem.bytes() for pair in issued]

@@ -31,14 +31,12 @@ def test_each_label_has_a_bucket_which_never_overflows_and_rate_0_is_no_limit() 
         assert not refused_for(without, label, 10**6)
 
 
+pauses = st.tuples(st.floats(0, 3), st.integers(1, 300))
+
+
 @law(50)
-@given(
-    st.sampled_from([1.0, 30.0, 500.0]),
-    st.lists(st.tuples(st.floats(0, 3), st.integers(1, 300)), min_size=1, max_size=40),
-)
-def test_what_gets_through_is_the_rate_and_a_burst_and_who_waits_as_told_gets_through(
-    rate: float, requests: list[tuple[float, int]]
-) -> None:
+@given(st.sampled_from([1.0, 30.0, 500.0]), st.lists(pauses, min_size=1, max_size=40))
+def test_the_rate_and_a_burst_get_through_as_does_who_waits(rate: float, requests: list[tuple[float, int]]) -> None:
     clock = Clock()
     budget, began, spent = RowBudget(rate, clock), clock.now, 0
     for pause, num_rows in requests:

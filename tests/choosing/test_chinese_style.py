@@ -69,10 +69,8 @@ def test_the_content_penalty_falls_on_content_alone():
 
 def test_every_width_of_a_mark_is_that_mark():
     """F11: classes come from characters, so no variant slips through."""
-    commas, stops = (
-        ("，,、；;：:﹐﹑﹔﹕､", {"comma_gap": 4}, -np.inf),
-        ("。．.！!？?｡﹒﹗﹖", {"full_stop_gap": 8}, -7),
-    )
+    commas = ("，,、；;：:﹐﹑﹔﹕､", {"comma_gap": 4}, -np.inf)
+    stops = ("。．.！!？?｡﹒﹗﹖", {"full_stop_gap": 8}, -7)
     for mark, options, value in [(mark, *rest) for marks, *rest in (commas, stops) for mark in marks]:
         vocab = Vocab(["我".encode(), mark.encode(), f"你{mark}".encode(), f"{mark}\n".encode()], list)
         edited = Chooser(DecodingParams(**options), vocab, 0).constrain(np.ones(4, np.float32), toys.array([0, 1]))

@@ -31,13 +31,10 @@ SIZE = 7
 VOCAB = Vocab([b"%d" % index for index in range(SIZE)], lambda text: [int(char) for char in text])
 
 WARPERS = {
-    "hot": {"temperature": 1.4},
-    "cool": {"temperature": 0.6},
-    "top-k": {"temperature": 1.0, "top_k": 4},
-    "top-p": {"temperature": 0.9, "top_p": 0.8},
-    "min-p": {"temperature": 1.2, "min_p": 0.1},
+    "hot": {"temperature": 1.4}, "cool": {"temperature": 0.6}, "top-k": {"temperature": 1.0, "top_k": 4},
+    "top-p": {"temperature": 0.9, "top_p": 0.8}, "min-p": {"temperature": 1.2, "min_p": 0.1},
     "all": {"temperature": 1.1, "top_k": 5, "top_p": 0.9, "min_p": 0.03},
-}
+}  # fmt: skip
 
 
 _last, _previous = np.random.default_rng(3).normal(0, 1, (2, SIZE, SIZE)).astype(np.float32)

@@ -92,9 +92,7 @@ def test_the_marks_of_a_call_are_one_token_each(parallel: bool) -> None:
 
 @law(100)
 @given(st.sampled_from(GRAMMARS), toys.seeds, st.integers(0, 2**32), toys.params())
-def test_whatever_the_other_constraints_a_token_is_one_that_the_grammar_allows(
-    grammar: str, seed: int, salt: int, params: DecodingParams
-) -> None:
+def test_a_token_is_one_that_the_grammar_allows(grammar: str, seed: int, salt: int, params: DecodingParams) -> None:
     chosen = decoding_params(
         grammar=grammar, min_new_tokens=params.min_new_tokens, no_repeat_ngram_size=params.no_repeat_ngram_size,
         temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed,

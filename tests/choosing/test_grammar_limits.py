@@ -75,10 +75,9 @@ def test_what_is_deep_by_its_rules_does_not_end_the_process() -> None:
     assert chooser is not None
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "a", "xml:<a>", "regex", "regex:", "json_schema:[]", "json_schema:3", 'json_schema:{"a":NaN}', "lark: "],
-)
+@pytest.mark.parametrize("text", [
+    "", "a", "xml:<a>", "regex", "regex:", "json_schema:[]", "json_schema:3", 'json_schema:{"a":NaN}', "lark: ",
+])  # fmt: skip
 def test_what_is_no_grammar_is_refused_without_a_library(text: str) -> None:
     with pytest.raises(GrammarRefused):
         grammars.check_grammar(text)

@@ -76,9 +76,7 @@ NOBODY = ("127.0.0.1:9", "http://127.0.0.1:9/v1")  # the discard port
 
 
 @pytest.mark.parametrize("address", NOBODY)
-def test_a_cloud_that_was_never_reached_is_an_error_unless_texts_may_begin_without_it(
-    invoke: Invoke, address: str
-) -> None:
+def test_a_cloud_never_reached_is_an_error_unless_texts_may_begin_without_it(invoke: Invoke, address: str) -> None:
     gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", address]
     status, out, err = invoke(*gated)
     assert (status, out, err.count("\n")) == (1, "", 1)
@@ -134,9 +132,7 @@ def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, serv
         assert part in out.replace("\n", " ")
 
 
-def test_the_doctor_says_at_once_what_is_wrong_with_a_cloud(
-    invoke: Invoke, guarded: tuple[str, str], foreign: str
-) -> None:
+def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
     address, token_file = guarded
     for cloud, says in ((address, "token"), (foreign, "vocabulary"), *((each, "refused") for each in NOBODY)):
         began = time.monotonic()

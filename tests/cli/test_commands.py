@@ -58,9 +58,7 @@ def test_what_was_quantized_is_listed_and_removed_also_what_was_left_unfinished(
         assert "no known model 'a-b-1-q4_0'" in invoke("models", command, "a-b-1-q4_0")[2]
 
 
-def test_models_also_those_of_ollama_are_listed_as_json_and_one_a_line(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_listed_as_json_and_lines(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, cache, others = Home(tmp_path), cache_dir(), "/models/一个 100% 很长的名字.gguf"
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
     home.ollama = tmp_path / "other disk"
@@ -115,8 +113,7 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
         f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder)\n"
         "sys.argv = ['skydraft', 'models']\n"
-        "import skydraft_command\n"
-        "skydraft_command.main()"
+        "import skydraft_command\nskydraft_command.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "skydraft: Interrupted.\n")
@@ -124,9 +121,7 @@ def test_so_is_one_that_comes_while_the_program_is_still_imported(module: str) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", ["serve --model toy --port 0", "gateway --port 0"])
-def test_a_server_that_is_ended_while_its_model_loads_has_stopped(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str, number: int
-) -> None:
+def test_a_loading_server_is_stopped(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, words: str, number: int) -> None:
     monkeypatch.setattr("skydraft.api.resolve", lambda *_, **__: signal.raise_signal(number))
     with signals_as_before():
         assert invoke(*words.split()) == (0, "", "skydraft: stopped.\n")

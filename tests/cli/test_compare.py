@@ -78,10 +78,8 @@ def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
 
 
 @pytest.mark.parametrize(("whole_lines", "more_bytes"), [(1, 30), (30, 777), (51, 0), (None, 0)])
-def test_an_interrupted_comparison_goes_on_where_it_stopped(
-    out: Path, again: Path, invoke: Invoke, whole_lines: int | None, more_bytes: int
-) -> None:
-    """A finished one computes nothing again."""
+def test_it_is_continued(out: Path, again: Path, invoke: Invoke, whole_lines: int | None, more_bytes: int) -> None:
+    """An interrupted comparison goes on where it stopped, and a finished one computes nothing again."""
     records, whole = again / "out" / "records.jsonl", (out / "records.jsonl").read_bytes()
     kept = b"".join(whole.splitlines(keepends=True)[:whole_lines])
     records.write_bytes(whole[: len(kept) + more_bytes])
@@ -107,9 +105,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("args", WRONG)
-def test_wrong_use_is_one_clear_line_and_leaves_no_folder(
-    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, args: str
-) -> None:
+def test_wrong_use_is_one_line(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, args: str) -> None:
     write_prompts(tmp_path)
     monkeypatch.chdir(tmp_path)
     refused(*compare_args(tmp_path, *args.split(), modes="edge"), says=WRONG[args])
@@ -169,9 +165,7 @@ def test_a_folder_that_is_in_use_or_of_others_or_none_is_one_line(tmp_path: Path
     refused(*compare_args(tmp_path, *no_folder, modes="edge"), says="cannot be written")
 
 
-def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_add_them(
-    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_plots_are_missing(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "my out"
     tasks.write_text('{"prompt": "一", "check": {"kind": "regex", "pattern": "."}}')
     with monkeypatch.context() as patch:
@@ -190,9 +184,7 @@ def test_without_matplotlib_only_the_plots_are_missing_and_one_line_says_how_to_
 
 
 @pytest.mark.parametrize("kind", ["own", "vllm"])
-def test_a_target_on_a_server_is_compared_over_its_link(
-    kind: str, tmp_path: Path, invoke: Invoke, refused: Refused
-) -> None:
+def test_a_target_on_a_server_is_compared(kind: str, tmp_path: Path, invoke: Invoke, refused: Refused) -> None:
     """Nothing of it is loaded here; the texts of mode cloud are those of the target in one process."""
     write_prompts(tmp_path, PROMPTS[:2])
     edge = ["--edge-model", "toy:drift=0.2", "--max-new-tokens", "8", "--prompts", str(tmp_path / "prompts.jsonl")]

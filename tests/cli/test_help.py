@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -51,27 +52,22 @@ def test_the_page_explains_each_option_of_each_command_once(monkeypatch: pytest.
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize(
-    ("short", "long", "says"),
-    [("-h", "--help", "Usage: skydraft [OPT"), ("generate -h", "generate --help", "Usage: skydraft generate"),
-     ("learn run -h", "learn run --help", "Usage: skydraft learn run"),
-     ("-V", "--version", f"skydraft, version {__version__}\n")],
-)  # fmt: skip
+@pytest.mark.parametrize(("short", "long", "says"), [
+    ("-h", "--help", "Usage: skydraft [OPT"), ("generate -h", "generate --help", "Usage: skydraft generate"),
+    ("learn run -h", "learn run --help", "Usage: skydraft learn run"),
+    ("-V", "--version", f"skydraft, version {__version__}\n"),
+])  # fmt: skip
 def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: str) -> None:
     status, out, err = invoke(*short.split())
     assert (status, err) == (0, "") and out.startswith(says) and invoke(*long.split()) == (0, out, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"), [("skydraft generate --mo", "--mode"), ("skydraft generate --mode l", "lossless")]
-)
-def test_a_shell_completes_commands_options_and_modes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, expected: str
-) -> None:
+def test_a_shell_completes_options_and_modes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """With the line for the start file of a shell that docs/try.md has."""
     monkeypatch.setenv("_SKYDRAFT_COMPLETE", "bash_complete")
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-    with pytest.raises(SystemExit, match="0"):
-        run([])
-    assert f"plain,{expected}\n" in capsys.readouterr().out
+    for words, expected in (("skydraft generate --mo", "--mode"), ("skydraft generate --mode l", "lossless")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit, match="0"):
+            run([])
+        assert f"plain,{expected}\n" in capsys.readouterr().out

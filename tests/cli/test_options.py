@@ -26,18 +26,14 @@ from skydraft.config import DecodingParams, decoding_params
     ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
     (["--style", "zh-short"], {"style": "zh-detailed"}, decoding_params("zh-detailed")),
 ])  # fmt: skip
-def test_what_is_given_goes_before_a_style_and_defaults(
-    args: list[str], wanted: dict[str, Any], expected: DecodingParams
-) -> None:
+def test_given_options_win_over_a_style(args: list[str], wanted: dict[str, Any], expected: DecodingParams) -> None:
     found: list[DecodingChoice] = []
     command = click.command(cls=Command)(decoding_section(lambda decoding: found.append(decoding)))
     command.main(args, standalone_mode=False)
     assert found[0].params(**wanted) == expected
 
 
-def test_the_command_line_wins_over_variables(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found: dict[str, Any] = {}
 
     def serving(load: Callable[[], object], options: Any, started: object, **_: object) -> None:

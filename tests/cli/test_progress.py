@@ -7,9 +7,7 @@ from skydraft.cli import progress
 from .screen import Stream
 
 
-def test_a_pipe_gets_a_line_at_once_and_one_now_and_then_without_escapes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100, 200))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
     with progress.downloads() as show:
@@ -27,9 +25,7 @@ def test_a_pipe_gets_a_line_at_once_and_one_now_and_then_without_escapes(
     assert capsys.readouterr() == ("", "")  # it did not take long
 
 
-def test_the_time_left_is_said_once_enough_is_done_to_know_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_is_said_once_known(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """16 answers are written at a time, so after the first one it would be 16 times too long."""
     now = iter(range(0, 1000, 25))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))

@@ -48,9 +48,7 @@ def test_origins_are_shown_and_explained_as_everywhere(page: str) -> None:
         assert f">{origin}</i></dt><dd>{look.meaning}</dd>" in page
 
 
-def test_the_page_is_made_of_the_records_alone(
-    out: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_records_alone_make_a_page(out: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(api, "load")
     for library in ("torch", "transformers", "llama_cpp"):
         monkeypatch.setitem(sys.modules, library, None)
@@ -62,9 +60,7 @@ def test_the_page_is_made_of_the_records_alone(
 
 
 @pytest.mark.parametrize("keep", ["run", "half"])
-def test_a_comparison_that_was_not_finished_has_a_page_of_what_is_there(
-    out: Path, invoke: Invoke, tmp_path: Path, keep: str
-) -> None:
+def test_an_unfinished_comparison_has_a_page_so_far(out: Path, invoke: Invoke, tmp_path: Path, keep: str) -> None:
     lines = (out / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "records.jsonl").write_text("".join(lines[:1] if keep == "run" else lines[:14]), encoding="utf-8")
     assert invoke("report", str(tmp_path))[0] == 0

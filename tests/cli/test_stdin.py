@@ -56,9 +56,7 @@ def test_closed_and_odd_stdin_change_nothing(said: Said, odd: str) -> None:
     assert subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True).stdout == said("情绪")
 
 
-def test_a_slow_writer_is_heard_to_the_end_and_a_silent_one_is_not_waited_for(
-    said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_writer_is_heard_to_the_end_a_silent_one_is_not(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.cli.generate._SILENT_S", 0.3)
     read, write = os.pipe()
     told = said("情绪", piped=read, quiet=False)

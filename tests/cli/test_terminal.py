@@ -27,9 +27,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
     ({"NO_COLOR": "1"}, "always", True), ({"NO_COLOR": ""}, "auto", True), ({"TERM": "dumb"}, "auto", False),
     ({"TERM": "dumb"}, "always", True), ({"TERM": "dumb", "NO_COLOR": "1"}, "never", False),
 ])  # fmt: skip
-def test_what_is_said_of_colours_goes_before_what_is_guessed(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool
-) -> None:
+def test_colours_are_as_told(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], color: str, expected: bool) -> None:
+    """What is said of colours goes before what is guessed."""
     for name, value in ({"NO_COLOR": None, "FORCE_COLOR": None, "TERM": "xterm-256color"} | env).items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", out := Stream())
@@ -48,9 +47,8 @@ def test_a_model_cannot_move_the_cursor(tmp_path: Path, invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize(("is_terminal", "is_open", "says"), [(True, True, "\n"), (True, False, ""), (False, True, "")])
-def test_a_notice_begins_on_a_new_line_and_takes_the_place_of_a_state(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str
-) -> None:
+def test_a_notice_ends_a_state(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, is_open: bool, says: str) -> None:
+    """A notice begins on a new line and takes the place of a state."""
     out, err, terminal = Stream(is_terminal), Stream(is_terminal), Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", out)
@@ -72,8 +70,7 @@ def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> 
         "def fail(*args, **given):\n"
         "    if next(calls, None) is None: raise errors.EngineError('The engine broke\\x1b[2J.')\n"
         "    return forward(*args, **given)\n"
-        "ToyEngine.forward = fail\n"
-        "main.main()"
+        "ToyEngine.forward = fail\nmain.main()"
     )
     args = ["generate", "你好", *TOYS, "--color", "never"]
     status, screen = on_screen(tmp_path, *args, command=[sys.executable, "-c", code])
@@ -126,8 +123,6 @@ def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> 
     assert rest.startswith("skydraft: ")
 
 
-@pytest.mark.parametrize(
-    ("mode", "says"), [("cloud", " one call · large model wrote 100 % · ended by"), ("edge", " no calls · ended by")]
-)
-def test_the_line_of_figures_says_how_much_the_target_wrote(invoke: Invoke, mode: str, says: str) -> None:
-    assert says in invoke("generate", "你好", *TOYS, "-m", mode, "-n", "20", "--min-new-tokens", "20")[2]
+def test_the_line_of_figures_says_how_much_the_target_wrote(invoke: Invoke) -> None:
+    for mode, says in (("cloud", " one call · large model wrote 100 % · ended by"), ("edge", " no calls · ended by")):
+        assert says in invoke("generate", "你好", *TOYS, "-m", mode, "-n", "20", "--min-new-tokens", "20")[2]

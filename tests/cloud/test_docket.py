@@ -19,9 +19,7 @@ from tests.toys import law
 
 @law(40)
 @given(st.lists(st.integers(0, 12), max_size=7), st.permutations(range(7)), st.integers(1, 30))
-def test_a_forward_is_filled_by_the_oldest_each_once_and_the_last_may_be_cut(
-    num_drafts: list[int], order: list[int], max_rows: int
-) -> None:
+def test_a_forward_is_filled_by_the_oldest_each_once(num_drafts: list[int], order: list[int], max_rows: int) -> None:
     desk = desk_of()
     edges = [Edge(number, 4, ENDLESS) for number in range(len(num_drafts))]
     opened(desk, *edges)
@@ -148,9 +146,7 @@ hostile = st.tuples(
 
 @settings(law(150), report_multiple_bugs=False)
 @given(st.lists(hostile, min_size=5, max_size=40), st.integers(1, 3), st.integers(1, 4))
-def test_whatever_is_asked_the_worker_lives_and_answers_each_once(
-    script: list[Any], max_sessions: int, max_rows: int
-) -> None:
+def test_the_worker_answers_each_once_whatever_is_asked(script: list[Any], max_sessions: int, max_rows: int) -> None:
     desk = desk_of(part=2, max_sessions=max_sessions, max_rows=max_rows)
     for verb, number, epoch, owner, opens, catch_up, draft in script:
         prompt, params = Prompt((1, 2, 3, 4, 5, 6)), DecodingParams(max_new_tokens=(1, 5, 40)[number])

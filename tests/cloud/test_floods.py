@@ -81,9 +81,7 @@ def test_an_owner_who_comes_back_has_not_saved_up_its_share() -> None:
 def test_a_forward_that_fails_because_of_one_feed_fails_that_one_alone() -> None:
     desk, attacker, victims = desk_of(1), Edge(66, 1, ENDLESS), [Edge(number, 1, ENDLESS) for number in range(1, 5)]
     opened(desk, attacker, *victims)
-    bad = next(
-        token_id for token_id in range(VOCAB.size) if token_id not in {*attacker.generated, *victims[0].likely(9)}
-    )
+    bad = min({*range(VOCAB.size)} - {*attacker.generated, *victims[0].likely(9)})
     desk.engine.fails = lambda feeds: EngineError("no") if any(bad in tokens for tokens in feeds) else None
     spoilt = desk.ask(attacker.call((), (bad, bad)))
     calls = [edge.call((), edge.likely(3)) for edge in victims]

@@ -55,9 +55,7 @@ def test_nobody_waits_for_the_grammar_of_another(monkeypatch: pytest.MonkeyPatch
         assert waiting.result().finish_reason == "eos"
 
 
-def test_a_grammar_that_takes_too_much_on_the_way_is_refused_and_the_server_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_grammar_that_grows_too_large_is_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "max_lexer_states", 100)
     with serving(open_toy("toy")) as server:
         with pytest.raises(GrammarRefused, match="any further"):

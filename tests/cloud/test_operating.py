@@ -145,9 +145,7 @@ def test_each_request_is_counted_once_with_what_became_of_it(token_file: Path) -
         server.wait_until(lambda: server.metrics("requests_total") == counted)
 
 
-def test_logs_are_json_with_session_and_token_label_but_without_prompts(
-    server: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logs_are_json_with_session_and_label_not_prompts(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "skydraft.cloud"):
         assert_serves(server.address)
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records]

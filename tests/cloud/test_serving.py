@@ -58,9 +58,7 @@ WRONG: list[tuple[bytes, type[errors.SkydraftError], str]] = [
 ]  # fmt: skip
 
 
-def test_a_wrong_request_ends_its_stream_with_an_error_of_its_own_and_leaves_nothing(
-    server: Serving, new: Callable[[], RawSession]
-) -> None:
+def test_a_wrong_request_ends_its_stream_and_leaves_nothing(server: Serving, new: Callable[[], RawSession]) -> None:
     for request, error, says in WRONG:
         with pytest.raises(error, match=says) as raised:
             new().ask(request)
@@ -99,9 +97,7 @@ def test_thousands_of_broken_messages_get_clean_answers_while_others_are_served(
         assert server.num_sessions <= 8
 
 
-def test_a_client_that_does_not_read_its_stream_holds_up_nobody_and_may_come_back(
-    server: Serving, new: Callable[[], RawSession]
-) -> None:
+def test_a_client_that_does_not_read_holds_up_nobody(server: Serving, new: Callable[[], RawSession]) -> None:
     streams = [new() for _ in range(4)]
     for number, stream in enumerate(streams, 1):
         stream.ask(verify_message(number, opening=opening(params=LONG), write=4000))

@@ -65,9 +65,7 @@ WRONG += [
 
 
 @pytest.mark.parametrize(("kind", "spoil", "owner"), WRONG)
-def test_what_is_refused_changes_nothing_and_evicts_nobody(
-    kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str
-) -> None:
+def test_a_refusal_changes_nothing(kind: type[errors.SkydraftError], spoil: Callable[..., Any], owner: str) -> None:
     desk = Desk(toys.toy(3, kind=Watched, context_len=20), max_sessions=1)
     edge = Edge(0, 3, replace(ENDLESS, max_new_tokens=18))
     edge.epoch = 3
@@ -148,9 +146,7 @@ ops = st.tuples(
 
 @law(150)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(ops, min_size=5, max_size=40))
-def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
-    max_sessions: int, per_token: int, script: list[tuple[str, int, set[int], float]]
-) -> None:
+def test_who_has_the_most_makes_room(max_sessions: int, per_token: int, script: list[Any]) -> None:
     """Against a model: number → when it was last used. Even numbers are ann's, odd ones bob's."""
     clock = Clock()
     engine = toys.toy(3, kind=Watched)
@@ -201,9 +197,9 @@ def test_an_idle_session_of_who_has_the_most_makes_room_and_never_a_busy_one(
 @pytest.mark.parametrize(
     ("stage", "has_begun"), [("allocate", False), ("forward", False), ("forward", True), ("roll_back", True)]
 )
-def test_an_engine_that_raises_costs_one_answer_and_the_others_go_on(
-    stage: str, has_begun: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_raises(stage: str, has_begun: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs one answer, and the others go on."""
+
     def broken(*_: Any, **__: Any) -> None:
         monkeypatch.undo()  # it breaks once
         raise error("the secret path")

@@ -20,14 +20,10 @@ from tests.toys import law
 # the target may write, steps.
 def moves(*writes: int) -> st.SearchStrategy[list[Any]]:
     move = st.tuples(
-        st.integers(0, 3),
-        st.integers(0, 6) | st.integers(0, 40),
-        st.integers(0, 8),
-        st.none() | st.integers(0, 12),
-        st.sampled_from(["once", "once", "twice", "again", "opens", "stop"]),
-        st.sampled_from(writes),
+        st.integers(0, 3), st.integers(0, 6) | st.integers(0, 40), st.integers(0, 8), st.none() | st.integers(0, 12),
+        st.sampled_from(["once", "once", "twice", "again", "opens", "stop"]), st.sampled_from(writes),
         st.sampled_from([0, 0, 0, 1, 2, 4]),
-    )
+    )  # fmt: skip
     return st.lists(move, min_size=8, max_size=40)
 
 
@@ -128,9 +124,7 @@ class Play:
 
 @law(30)
 @given(st.data(), toys.seeds, moves(0), st.integers(1, 40), st.integers(1, 8))
-def test_verdicts_in_any_company_are_those_of_the_target_alone(
-    data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int
-) -> None:
+def test_company_alters_no_verdict(data: st.DataObject, seed: int, script: list[Any], max_rows: int, part: int) -> None:
     desk = desk_of(seed, part=part, max_rows=max_rows)
     play = Play(desk, data.draw(edges(seed)))
     play.run(script)

@@ -29,9 +29,7 @@ def goes_on(desk: Desk, edge: Edge, **options: Any) -> None:
 
 @law(25)
 @given(toys.seeds, st.integers(0, 12), st.integers(0, 9), st.sampled_from(["lost", "left", "under way"]))
-def test_a_verify_that_is_repeated_gets_the_same_verdict_and_the_same_tokens(
-    seed: int, num_steps: int, num_write: int, how: str
-) -> None:
+def test_a_repeated_verify_gets_the_same_answer(seed: int, num_steps: int, num_write: int, how: str) -> None:
     desk, edge = desk_of(seed, max_rows=2), Edge(0, seed, ENDLESS)
     first = desk.ask(call := edge.call(draft=edge.likely(4, miss=2), opens=True, write=num_write))
     desk.step(num_steps)

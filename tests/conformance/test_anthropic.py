@@ -17,17 +17,14 @@ pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 KINDS = {"thinking": "thinking", "text": "text", "tool_use": "input"}
 ASKED: Any = [{"role": "user", "content": "weather?"}]
-GIVEN: Any = {
-    "tools": [{"name": "weather", "input_schema": SCHEMA}],
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
-}
+TOOLS = [{"name": "weather", "input_schema": SCHEMA}]
+GIVEN: Any = {"tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[Running]:
-    with gateway(
-        scripted_pair([call_text("weather", {"city": "巴黎"}), "It is 天."], 20_000, "hm <tool_call>?")
-    ) as served:
+    steps = [call_text("weather", {"city": "巴黎"}), "It is 天."]
+    with gateway(scripted_pair(steps, 20_000, "hm <tool_call>?")) as served:
         yield served
 
 

@@ -54,9 +54,8 @@ def follow(agent: str, served: Running, repository: Path) -> subprocess.Complete
 
 def installed(agent: str, folder: Path) -> Path:
     """A folder with the agent. Claude Code's own program needs a script of its package, which npm may not run."""
-    script = (
-        MODULES / {"codex": "@openai/codex/bin/codex.js", "claude": "@anthropic-ai/claude-code/cli-wrapper.cjs"}[agent]
-    )
+    scripts = {"codex": "@openai/codex/bin/codex.js", "claude": "@anthropic-ai/claude-code/cli-wrapper.cjs"}
+    script = MODULES / scripts[agent]
     if not script.exists() or not shutil.which("node"):
         pytest.skip(f"{agent} is not installed")
     folder.mkdir()

@@ -45,9 +45,8 @@ def by_javascript(client: str, url: str) -> str:
     node = shutil.which("node")
     if node is None or not (SCRIPT.parent / "node_modules").exists():
         pytest.skip("node or its packages are not there")
-    done = subprocess.run(
-        [node, str(SCRIPT), client, url, MODEL, QUESTION, SAID], capture_output=True, text=True, timeout=240
-    )
+    command = [node, str(SCRIPT), client, url, MODEL, QUESTION, SAID]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     asked.extend(found["cities"])

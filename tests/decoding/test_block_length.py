@@ -38,16 +38,12 @@ def speed(alpha: float, costs: CostModel, num_prompt: int = 30, num_tokens: int 
     return base * costs.plain_ms / spent_ms
 
 
-@pytest.mark.parametrize(
-    ("alpha", "draft_ms", "forward_ms", "least", "most"),
-    [
-        (0.95, 35.0, FOURS, 1.5, 2.2), (0.8, 35.0, FOURS, 1.15, 1.4), (0.6, 35.0, FOURS, 0.95, 1.01),
-        (0.2, 35.0, FOURS, 0.95, 1.0), (0.95, 90.0, (100.0, 190.0, 280.0, 370.0), 1.0, 1.0),
-    ],
-)  # fmt: skip
-def test_blocks_pay_or_lose_little(
-    alpha: float, draft_ms: float, forward_ms: tuple[float, ...], least: float, most: float
-) -> None:
+@pytest.mark.parametrize(("alpha", "draft_ms", "forward_ms", "least", "most"), [
+    (0.95, 35.0, FOURS, 1.5, 2.2), (0.8, 35.0, FOURS, 1.15, 1.4), (0.6, 35.0, FOURS, 0.95, 1.01),
+    (0.2, 35.0, FOURS, 0.95, 1.0), (0.95, 90.0, (100.0, 190.0, 280.0, 370.0), 1.0, 1.0),
+])  # fmt: skip
+def test_blocks_do_pay(alpha: float, draft_ms: float, forward_ms: tuple[float, ...], least: float, most: float) -> None:
+    """Blocks pay or lose little."""
     speeds = [speed(alpha, CostModel(draft_ms, forward_ms, 16), seed=seed) for seed in range(20)]
     assert min(speeds) >= 0.94 and least <= mean(speeds) <= most
 

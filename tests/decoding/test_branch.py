@@ -25,27 +25,24 @@ def branch_after(*drafts: Draft, written: int = 0) -> tuple[Branch, tuple[int, .
     return branch, branch.after(array(TEXT[:written]))
 
 
-@pytest.mark.parametrize(
-    ("drafts", "written", "left"),
-    [
-        pytest.param([Draft(1, 0, (100, 101, 7))], 0, (100, 101, 7), id="ahead"),
-        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102))], 0, (100, 101, 102), id="continued"),
-        pytest.param([Draft(1, 0, (100, 101, 102))], 2, (102,), id="partly late"),
-        pytest.param([Draft(1, 0, (100, 7, 102))], 2, (), id="late and wrong"),
-        pytest.param([Draft(1, 0, (100, 7)), Draft(0, 0, (102,))], 2, (), id="continues what was wrong"),
-        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101,))], 3, (), id="fell behind"),
-        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102, 103))], 3, (103,), id="behind, and past the text"),
-        pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (7, 102, 103))], 3, (), id="behind and wrong"),
-        pytest.param([Draft(1, 3, (103,))], 2, (), id="a gap"),
-        pytest.param([Draft(1, 3, (103,)), Draft(0, 0, (104,))], 2, (), id="continues a gap"),
-        pytest.param([Draft(2, 1, (7, 8)), Draft(1, 1, (101, 102))], 1, (7, 8), id="an older branch"),
-        pytest.param([Draft(1, 1, (7, 8)), Draft(2, 1, (101, 102))], 1, (101, 102), id="a newer branch"),
-        pytest.param([Draft(1, 1, (101,)), Draft(1, 1, (101, 102))], 1, (101, 102), id="said again"),
-        pytest.param([Draft(1, 0, (7,)), Draft(1, 1, (101,))], 1, (), id="a dead branch begun again"),
-        pytest.param([Draft(0, 0, (100,))], 0, (), id="continues nothing"),
-        pytest.param([Draft(1, 0, (1,) * (MAX_KEPT + 1))], 0, (), id="too many"),
-    ],
-)
+@pytest.mark.parametrize(("drafts", "written", "left"), [
+    pytest.param([Draft(1, 0, (100, 101, 7))], 0, (100, 101, 7), id="ahead"),
+    pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102))], 0, (100, 101, 102), id="continued"),
+    pytest.param([Draft(1, 0, (100, 101, 102))], 2, (102,), id="partly late"),
+    pytest.param([Draft(1, 0, (100, 7, 102))], 2, (), id="late and wrong"),
+    pytest.param([Draft(1, 0, (100, 7)), Draft(0, 0, (102,))], 2, (), id="continues what was wrong"),
+    pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101,))], 3, (), id="fell behind"),
+    pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (101, 102, 103))], 3, (103,), id="behind, and past the text"),
+    pytest.param([Draft(1, 0, (100,)), Draft(0, 0, (7, 102, 103))], 3, (), id="behind and wrong"),
+    pytest.param([Draft(1, 3, (103,))], 2, (), id="a gap"),
+    pytest.param([Draft(1, 3, (103,)), Draft(0, 0, (104,))], 2, (), id="continues a gap"),
+    pytest.param([Draft(2, 1, (7, 8)), Draft(1, 1, (101, 102))], 1, (7, 8), id="an older branch"),
+    pytest.param([Draft(1, 1, (7, 8)), Draft(2, 1, (101, 102))], 1, (101, 102), id="a newer branch"),
+    pytest.param([Draft(1, 1, (101,)), Draft(1, 1, (101, 102))], 1, (101, 102), id="said again"),
+    pytest.param([Draft(1, 0, (7,)), Draft(1, 1, (101,))], 1, (), id="a dead branch begun again"),
+    pytest.param([Draft(0, 0, (100,))], 0, (), id="continues nothing"),
+    pytest.param([Draft(1, 0, (1,) * (MAX_KEPT + 1))], 0, (), id="too many"),
+])  # fmt: skip
 def test_drafts_that_fit(drafts: list[Draft], written: int, left: tuple[int, ...]) -> None:
     assert branch_after(*drafts, written=written)[1] == left
 
@@ -71,23 +68,20 @@ def test_worth_is_the_share_of_right_drafts_judged_or_late() -> None:
     assert branch.worth.share < 0.06
 
 
-@pytest.mark.parametrize(
-    ("own", "waiting", "max_rows", "ms", "may_delay", "counts"),
-    [
-        pytest.param(1, [(0.7, 10)], 64, FREE, True, [10], id="free"),
-        pytest.param(1, [(0.7, 10)], 4, FREE, True, [3], id="the rows that are left"),
-        pytest.param(3, [(0.9, 9), (0.5, 9), (0.9, 0)], 6, FREE, True, [3, 0, 0], id="the better text"),
-        pytest.param(2, [(0.9, 3), (0.8, 3)], 6, FREE, True, [3, 1], id="both"),
-        pytest.param(1, [(0.99, 10)], 64, DEAR, True, [0], id="dear"),
-        pytest.param(1, [(0.7, 10)], 16, FOURS, True, [3], id="by fours"),
-        pytest.param(1, [(0.4, 10)], 16, FOURS, True, [3], id="poor, by fours"),
-        pytest.param(1, [(0.2, 10)], 16, FOURS, True, [0], id="worse than a row"),
-        pytest.param(1, [(0.98, 16)], 16, FOURS, True, [15], id="an edit"),
-        pytest.param(2, [(0.98, 9), (0.7, 0)], 16, FOURS, False, [2, 0], id="beside a plain text"),
-        pytest.param(4, [(0.98, 9), *[(0.7, 0)] * 3], 16, FOURS, False, [0, 0, 0, 0], id="a plain text would wait"),
-        pytest.param(3, [(0.9, 9)] * 3, 3, FREE, True, [0, 0, 0], id="no row is left"),
-    ],
-)
+@pytest.mark.parametrize(("own", "waiting", "max_rows", "ms", "may_delay", "counts"), [
+    pytest.param(1, [(0.7, 10)], 64, FREE, True, [10], id="free"),
+    pytest.param(1, [(0.7, 10)], 4, FREE, True, [3], id="the rows that are left"),
+    pytest.param(3, [(0.9, 9), (0.5, 9), (0.9, 0)], 6, FREE, True, [3, 0, 0], id="the better text"),
+    pytest.param(2, [(0.9, 3), (0.8, 3)], 6, FREE, True, [3, 1], id="both"),
+    pytest.param(1, [(0.99, 10)], 64, DEAR, True, [0], id="dear"),
+    pytest.param(1, [(0.7, 10)], 16, FOURS, True, [3], id="by fours"),
+    pytest.param(1, [(0.4, 10)], 16, FOURS, True, [3], id="poor, by fours"),
+    pytest.param(1, [(0.2, 10)], 16, FOURS, True, [0], id="worse than a row"),
+    pytest.param(1, [(0.98, 16)], 16, FOURS, True, [15], id="an edit"),
+    pytest.param(2, [(0.98, 9), (0.7, 0)], 16, FOURS, False, [2, 0], id="beside a plain text"),
+    pytest.param(4, [(0.98, 9), *[(0.7, 0)] * 3], 16, FOURS, False, [0, 0, 0, 0], id="a plain text would wait"),
+    pytest.param(3, [(0.9, 9)] * 3, 3, FREE, True, [0, 0, 0], id="no row is left"),
+])  # fmt: skip
 def test_drafts_get_the_rows_that_pay(own, waiting, max_rows, ms, may_delay, counts) -> None:  # type: ignore[no-untyped-def]
     assert num_fed(own, waiting, max_rows, lambda num: ms[num - 1], may_delay=may_delay) == counts
 
@@ -99,9 +93,8 @@ def test_drafts_get_the_rows_that_pay(own, waiting, max_rows, ms, may_delay, cou
 )  # fmt: skip
 def test_no_other_numbers_of_drafts_give_more_tokens_a_second(own, waiting, times) -> None:  # type: ignore[no-untyped-def]
     def speed(counts: tuple[int, ...]) -> float:
-        gains = sum(
-            worth**place for (worth, _), num in zip(waiting, counts, strict=True) for place in range(1, num + 1)
-        )
+        rows = zip(waiting, counts, strict=True)
+        gains = sum(worth**place for (worth, _), num in rows for place in range(1, num + 1))
         return (own + gains) / times[own + sum(counts) - 1]
 
     counts = tuple(num_fed(own, waiting, 16, lambda num: times[num - 1], may_delay=True))

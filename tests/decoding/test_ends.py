@@ -18,14 +18,12 @@ from .test_slots import few, text
 
 MODES = ("edge", "cloud", "lossless", "quality")
 WAYS: dict[str, Any] = {
-    "run": lambda generation: generation.run(),
-    "text": lambda generation: generation.text,
-    "tokens": list,
+    "run": lambda generation: generation.run(), "text": lambda generation: generation.text, "tokens": list,
     "rounds": lambda generation: list(generation.rounds()),
     "two iterations": lambda generation: [next(iter(generation)), *generation],
     "in a thread": lambda generation: ThreadPoolExecutor(1).submit(generation.run).result(),
     "with": lambda generation: [list(each) for each in [generation.__enter__()]],
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -35,10 +35,8 @@ def reasons(cycle: str, k: int) -> list[str]:
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
-def test_f6_a_confident_loop_forces_one_escalation_at_any_block_boundary(
-    cycle: str, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A gate on uncertainty alone never asks."""
+def test_f6_a_loop_forces_one_escalation_at_any_boundary(cycle: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks; a gate on uncertainty alone never asks, as the loop is confident."""
     assert reasons(cycle, k) == ["repetition"]
     monkeypatch.setattr(gates, "unverified_cycles", lambda *_: [])
     assert reasons(cycle, k) == []
@@ -73,9 +71,7 @@ def test_f6_a_loop_that_nobody_checks_is_left_by_a_seeded_draw(cycle: str, is_lo
 
 
 @pytest.mark.parametrize("k", [2, 5, 7])
-def test_f6_a_loop_as_long_as_a_sentence_is_left_where_the_target_would_leave_it(
-    k: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_f6_a_long_loop_is_left(k: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The draft model says a sentence of 30 tokens over and over, and is sure; the target would end it at its second
     copy, and is asked nothing before. Alone it goes on, and the terminal says so."""
     words = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出"

@@ -45,9 +45,8 @@ def plain(engine: Engine, params: DecodingParams) -> tuple[int, ...]:
 @law(20)
 @given(st.integers(0, 60), st.sampled_from([0.0, 0.3, 2.0]), st.sampled_from(JSONS), st.sampled_from([0.0, 0.8]),
        st.integers(1, 12), st.sampled_from(["entropy:1", "prob:0.5", "never"]))  # fmt: skip
-def test_lossless_is_the_target_alone_and_the_edge_alone_is_the_draft_model(
-    seed: int, drift: float, grammar: str, temperature: float, k: int, gate: str
-) -> None:
+def test_each_mode_is_its_model(seed: int, drift: float, grammar: str, temperature: float, k: int, gate: str) -> None:
+    """Lossless is the target alone, and the edge alone is the draft model."""
     edge, cloud = pair(seed, drift)
     params = DecodingParams(grammar=grammar, temperature=temperature, seed=seed, max_new_tokens=30)
     expected = plain(cloud, params)

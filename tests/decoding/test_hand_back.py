@@ -62,9 +62,7 @@ def test_whoever_wrote_a_token_chose_it(pair, params, gate, k, ends_early, hand_
 
 @law(80)
 @given(toys.pairs(), toys.params(), gates, st.integers(1, 8), st.integers(1, 5))
-def test_with_agree_the_draft_model_gets_its_turn_where_it_would_have_written_the_last_tokens(
-    pair, params, gate, k, wanted
-):
+def test_with_agree_the_draft_model_gets_its_turn_where_it_agrees_with_the_last_tokens(pair, params, gate, k, wanted):
     edge, cloud = pair
     done = decode(make_plan(gate=gate, k=k, hand_back=f"agree:{wanted}"), params, edge, cloud)
     token_ids = [*PROMPT_IDS, *done.token_ids]

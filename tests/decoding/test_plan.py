@@ -23,27 +23,23 @@ IN_QUALITY = Plan(GateSpec("entropy", 3.25), 6, mode="quality")
 STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answers", hand_back=AGREE)
 
 
-@pytest.mark.parametrize(
-    ("options", "plan", "verifies"),
-    [
-        *((given, Plan(ALWAYS, None, mode="lossless", hand_back=None), True) for given in LOSSLESS),
-        ({"mode": "edge"}, Plan(NEVER, 1, mode="edge"), False),
-        ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
-        ({"mode": "fluency"}, Plan(GateSpec("entropy", 5.5), 4, mode="fluency", hand_back=AGREE), True),
-        ({"mode": "quality"}, IN_QUALITY, True),
-        ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER), False),
-        ({"mode": "quality", "gate": "margin:0", "k": 3}, replace(IN_QUALITY, gate=MARGIN, k=3), True),
-        ({"mode": "answers"}, STARTED, True),
-        ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
-        ({"mode": "auto", "gate": "always"}, replace(AUTO, gate=ALWAYS, ends_early=False), True),
-        ({"mode": "auto", "hand_back": "0"}, replace(AUTO, hand_back=HandBack()), True),
-        ({"hand_back": "text"}, Plan(ALWAYS, 5, mode="lossless", hand_back=HandBack(WRITE_ALL)), True),
-        ({"k": 3, "hand_back": 8}, Plan(ALWAYS, 3, mode="lossless", hand_back=HandBack(8)), True),
-        ({"gate": "prob:0.3", "hand_back": "agree:4"}, Plan(GateSpec("prob", 0.3), 5, hand_back=AGREE), True),
-        ({"k": "7"}, Plan(ALWAYS, 7, mode="lossless"), True),
-        ({"gate": "never"}, Plan(NEVER, 5), False),
-    ],
-)
+@pytest.mark.parametrize(("options", "plan", "verifies"), [
+    *((given, Plan(ALWAYS, None, mode="lossless", hand_back=None), True) for given in LOSSLESS),
+    ({"mode": "edge"}, Plan(NEVER, 1, mode="edge"), False),
+    ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
+    ({"mode": "fluency"}, Plan(GateSpec("entropy", 5.5), 4, mode="fluency", hand_back=AGREE), True),
+    ({"mode": "quality"}, IN_QUALITY, True),
+    ({"mode": "quality", "gate": "never"}, replace(IN_QUALITY, gate=NEVER), False),
+    ({"mode": "quality", "gate": "margin:0", "k": 3}, replace(IN_QUALITY, gate=MARGIN, k=3), True),
+    ({"mode": "answers"}, STARTED, True),
+    ({"mode": "auto", "gate": "calibrated:0.9"}, replace(AUTO, gate=GateSpec("calibrated", 0.9)), True),
+    ({"mode": "auto", "gate": "always"}, replace(AUTO, gate=ALWAYS, ends_early=False), True),
+    ({"mode": "auto", "hand_back": "0"}, replace(AUTO, hand_back=HandBack()), True),
+    ({"hand_back": "text"}, Plan(ALWAYS, 5, mode="lossless", hand_back=HandBack(WRITE_ALL)), True),
+    ({"k": 3, "hand_back": 8}, Plan(ALWAYS, 3, mode="lossless", hand_back=HandBack(8)), True),
+    ({"gate": "prob:0.3", "hand_back": "agree:4"}, Plan(GateSpec("prob", 0.3), 5, hand_back=AGREE), True),
+    ({"k": "7"}, Plan(ALWAYS, 7, mode="lossless"), True), ({"gate": "never"}, Plan(NEVER, 5), False),
+])  # fmt: skip
 def test_plans(options, plan, verifies):
     found = make_plan(**options)
     assert found == plan and found.mode == plan.mode
@@ -79,14 +75,11 @@ def test_a_good_plan_cannot_be_turned_into_a_bad_one():
         replace(make_plan("quality"), k=0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "gate", "found"),
-    [
-        ("auto", None, "calibrated:0.95+start"), ("quality", "entropy:2+digits", "entropy:2+start+digits"),
-        ("answers", None, "entropy:3.25+start+digits+dates+values"), ("edge", None, "never"),
-        ("lossless", None, "always"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "gate", "found"), [
+    ("auto", None, "calibrated:0.95+start"), ("quality", "entropy:2+digits", "entropy:2+start+digits"),
+    ("answers", None, "entropy:3.25+start+digits+dates+values"), ("edge", None, "never"),
+    ("lossless", None, "always"),
+])  # fmt: skip
 def test_the_start_is_checked_as_well_where_blocks_may_be_skipped(mode, gate, found):
     plan = make_plan(mode, gate=gate)
     assert str(plan.checking_start().gate) == found

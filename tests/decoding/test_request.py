@@ -31,20 +31,17 @@ HALVES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("parts", "error", "says"),
-    [
-        ({"messages": ()}, PromptError, "no prompt"),
-        ({"messages": asked("我", "你"), "raw": True}, OptionError, "raw continues a single text"),
-        *(({"execution": each}, OptionError, f"exact, throughput, not '{each}'") for each in ("Exact", "")),
-        *((each, PromptError, "half of a character") for each in HALVES),
-        *(
-            ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan(mode)}, OptionError, "does not hear")
-            for mode in ("cloud", "lossless", "quality")
-        ),
-        *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
-    ],
-)
+@pytest.mark.parametrize(("parts", "error", "says"), [
+    ({"messages": ()}, PromptError, "no prompt"),
+    ({"messages": asked("我", "你"), "raw": True}, OptionError, "raw continues a single text"),
+    *(({"execution": each}, OptionError, f"exact, throughput, not '{each}'") for each in ("Exact", "")),
+    *((each, PromptError, "half of a character") for each in HALVES),
+    *(
+        ({"messages": SPOKEN, "share_audio": "none", "plan": make_plan(mode)}, OptionError, "does not hear")
+        for mode in ("cloud", "lossless", "quality")
+    ),
+    *(({name: given}, OptionError, "come from make_plan") for name, given in (("plan", "edge"), ("params", {}))),
+])  # fmt: skip
 def test_a_request_is_valid_or_not_there(parts, error, says):
     with pytest.raises(error, match=says) as raised:
         replace(SIMPLE, **parts)
@@ -67,28 +64,22 @@ def test_a_name_that_no_file_or_server_can_have_is_one_clear_line(name):
         assert line.encode() and "\n" not in line and len(line) < 1500
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"temperature": "0.5"}, "temperature must be a number, not '0.5'"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, not 2.5"),
-        ({"top_k": "3"}, "top_k must be a whole"), ({"max_new_tokens": 0}, "must be between 1 and"),
-        ({"seed": float("nan")}, "seed must be a whole"), ({"top_p": float("nan")}, "must be between"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "says"), [
+    ({"temperature": "0.5"}, "temperature must be a number, not '0.5'"),
+    ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, not 2.5"),
+    ({"top_k": "3"}, "top_k must be a whole"), ({"max_new_tokens": 0}, "must be between 1 and"),
+    ({"seed": float("nan")}, "seed must be a whole"), ({"top_p": float("nan")}, "must be between"),
+])  # fmt: skip
 def test_a_parameter_of_another_kind_is_one_clear_error(given, says):
     with pytest.raises(OptionError, match=says):
         decoding_params(**given)
 
 
-@pytest.mark.parametrize(
-    ("mode", "given", "missing"),
-    [
-        ("lossless", [], "cloud"), ("lossless", ["edge"], "cloud"), ("lossless", ["cloud"], "edge"),
-        ("quality", ["cloud"], "edge"), ("quality", ["edge"], "cloud"), ("cloud", ["edge"], "cloud"),
-        ("edge", ["cloud"], "edge"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "given", "missing"), [
+    ("lossless", [], "cloud"), ("lossless", ["edge"], "cloud"), ("lossless", ["cloud"], "edge"),
+    ("quality", ["cloud"], "edge"), ("quality", ["edge"], "cloud"), ("cloud", ["edge"], "cloud"),
+    ("edge", ["cloud"], "edge"),
+])  # fmt: skip
 def test_a_side_that_the_plan_needs_and_nobody_gave_is_named(mode, given, missing):
     with pytest.raises(OptionError, match=f"needs the {missing} model"):
         generate("你好", plan=make_plan(mode), **{side: open_toy("toy") for side in given})

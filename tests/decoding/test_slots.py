@@ -98,10 +98,8 @@ def test_a_wait_ends_by_cancelling_by_closing_and_with_the_engine(end: str) -> N
 def test_one_that_is_never_closed_is_waited_for_so_long_and_one_that_is_dropped_is_not() -> None:
     toy = few(wait_s=0.05)
     kept = begun(text(edge=toy))
-    with (
-        ThreadPoolExecutor(1) as pool,
-        pytest.raises(EngineBusy, match=r"in use, and none was free in 0.05 s. .*parallel"),
-    ):
+    says = r"in use, and none was free in 0.05 s. .*parallel"
+    with ThreadPoolExecutor(1) as pool, pytest.raises(EngineBusy, match=says):
         pool.submit(lambda: text(edge=toy).run()).result()
     del kept
     assert text(edge=toy).text

@@ -67,12 +67,9 @@ class Reader:
             self._furnish(place)
         kept = {name: value for name, value in os.environ.items() if name not in ("SKYDRAFT_HOME", "CLOUD")}
         self._environment = kept | {
-            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(folder / "home"),
-            "SKYDRAFT_HOME": str(folder / "home" / "cache"),
-            "HF_HUB_OFFLINE": "1",
-        }
+            "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+            "HOME": str(folder / "home"), "SKYDRAFT_HOME": str(folder / "home" / "cache"), "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
 
     def _put(self, name: str, script: str) -> None:
         (self._bin / name).write_text(script, encoding="utf-8")

@@ -149,8 +149,3 @@ def test_the_lists_name_nothing_that_the_pages_no_longer_have() -> None:
     assert set(NOT_RUN) <= commands
     assert set(BEFORE) <= {(page, block.first_line) for page, block in blocks}
     assert {line for _, line in ON_THE_DEVICE} <= {line for _, block in blocks for line in block.text.splitlines()}
-
-
-def test_a_command_that_does_not_work_is_found(reader: Reader) -> None:
-    with pytest.raises(AssertionError, match="No such option"):
-        reader.follow(Block("", "skydraft generate 你好 --mode edge\nskydraft generate 你好 --fast"), set())

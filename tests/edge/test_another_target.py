@@ -51,9 +51,7 @@ def test_a_text_stops_where_the_target_changes_and_goes_on_with_more_room(change
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_with_two_servers_a_text_goes_on_at_the_one_that_did_not_change(
-    start: Start, plan: Any, unhurried: None
-) -> None:
+def test_of_two_servers_a_text_goes_on_at_the_unchanged_one(start: Start, plan: Any, unhurried: None) -> None:
     ports = [free_port(), free_port()]
     servers = [start(port=port) for port in ports]
     with closing(connected(servers)) as cloud:

@@ -38,9 +38,7 @@ def write(cloud: Any, plan: Any = AUTO) -> tuple[int, ...]:
     return begin(cloud, plan).run().token_ids
 
 
-def test_what_a_gated_plan_asks_before_it_begins_takes_a_second_at_most(
-    server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_gated_plan_asks_first_takes_a_second_at_most(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(self: Channel, timeout_s: float) -> float:
         await asyncio.sleep(min(timeout_s, 5))
         raise CloudLost("no sign of life")
@@ -73,9 +71,7 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(server
     assert 3 <= sum(name == "verify" for name, _ in relay.requests) <= 12
 
 
-def test_a_server_that_says_nonsense_of_itself_is_a_failure_of_its_own(
-    server: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nonsense_that_a_server_says_of_itself_is_its_failure(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     said = encode_info(dataclasses.replace(server.server.info(), max_block=0))
     sound = Channel.call
 

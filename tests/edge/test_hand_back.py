@@ -176,14 +176,10 @@ def faulty(fault: str) -> Iterator[tuple[EmulatedLink, Fault, Leash]]:
 
         ending = Thread(target=first.stop, args=(PATIENCE_S,))
         faults: dict[str, Fault] = {
-            "nothing more": lambda: None,
-            "cut": link.cut,
-            "killed": killed,
-            "draining": draining,
-            "made way": partial(make_way, worker),
+            "nothing more": lambda: None, "cut": link.cut, "killed": killed, "draining": draining,
+            "made way": partial(make_way, worker), "silent": partial(link.stall, 3600),
             "down": partial(leads_to, 9),  # where nobody listens
-            "silent": partial(link.stall, 3600),
-        }
+        }  # fmt: skip
         try:
             with link:
                 yield link, faults[fault], leash
@@ -199,14 +195,12 @@ def expected() -> tuple[int, ...]:
 
 
 FAULTS = ("nothing more", "cut", "killed", "draining", "made way")
+HITS = [(*each, 2 * (at % 2)) for at, each in enumerate(product(MOMENTS, FAULTS))]
 
 
-@pytest.mark.parametrize(
-    ("moment", "fault", "number"), [(*each, 2 * (at % 2)) for at, each in enumerate(product(MOMENTS, FAULTS))]
-)
-def test_a_lossless_text_is_the_targets_whatever_happens_while_it_writes(
-    expected: tuple[int, ...], moment: str, fault: str, number: int
-) -> None:
+@pytest.mark.parametrize(("moment", "fault", "number"), HITS)
+def test_a_lossless_text_is_the_targets_anyway(expected: tuple[int, ...], moment: str, fault: str, number: int) -> None:
+    """Whatever happens while it writes."""
     with (
         faulty(fault) as (link, happens, leash),
         closing(skydraft.connect(link.address)) as cloud,
@@ -222,9 +216,7 @@ GATED_FAULTS += [(moment, "silent") for moment in MOMENTS[1::3]]  # each takes s
 
 
 @pytest.mark.parametrize(("moment", "fault"), GATED_FAULTS)
-def test_a_gated_text_goes_on_within_a_second_and_every_token_is_right(
-    moment: str, fault: str, unhurried: None
-) -> None:
+def test_a_gated_text_goes_on_within_a_second_with_right_tokens(moment: str, fault: str, unhurried: None) -> None:
     for _ in range(3):  # a busy machine may let the edge go on alone before the moment has come
         lines: list[str] = []
         with (

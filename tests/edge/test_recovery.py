@@ -22,26 +22,16 @@ ONE, MANY, GATED = Situation(TIMEOUT_S), Situation(TIMEOUT_S, has_others=True), 
 
 # What is done first: with one server, with another one that was not tried, with one server where the text may go on
 # alone.
-MENDED: dict[type[SkydraftError], tuple[Step, Step, Step]] = {
-    BaseMismatch: ("open again", "open again", "open again"),
-    CloudBusy: ("again", "again", "again"),
-    errors.CloudDraining: ("reconnect", "elsewhere", "reconnect"),
-    errors.CloudLoading: ("reconnect", "elsewhere", "reconnect"),
-    CloudFailure: ("open again", "open again", "open again"),
-    CloudLost: ("reconnect", "elsewhere", "reconnect"),
-    errors.CloudTimeout: ("again", "again", "again"),
-    errors.Diverged: ("open again", "open again", "open again"),
-    errors.LimitExceeded: ("give up", "give up", "alone"),
-    errors.NotAuthorized: ("give up", "elsewhere", "give up"),
-    RateLimited: ("again", "again", "again"),
-    errors.BrokenOff: ("give up", "give up", "alone"),
-    errors.BudgetSpent: ("give up", "give up", "alone"),
-    SessionNotFound: ("open again", "open again", "open again"),
-    errors.SessionTaken: ("open again", "open again", "open again"),
-    errors.TargetChanged: ("give up", "elsewhere", "give up"),
-    errors.TlsFailure: ("give up", "elsewhere", "give up"),
-    errors.VocabularyMismatch: ("give up", "elsewhere", "give up"),
-}
+BY_STEPS: dict[tuple[Step, Step, Step], tuple[type[SkydraftError], ...]] = {
+    ("again", "again", "again"): (CloudBusy, errors.CloudTimeout, RateLimited),
+    ("open again",) * 3: (BaseMismatch, CloudFailure, errors.Diverged, SessionNotFound, errors.SessionTaken),
+    ("reconnect", "elsewhere", "reconnect"): (errors.CloudDraining, errors.CloudLoading, CloudLost),
+    ("give up", "give up", "alone"): (errors.LimitExceeded, errors.BrokenOff, errors.BudgetSpent),
+    ("give up", "elsewhere", "give up"): (
+        errors.NotAuthorized, errors.TargetChanged, errors.TlsFailure, errors.VocabularyMismatch,
+    ),
+}  # fmt: skip
+MENDED = {kind: steps for steps, kinds in BY_STEPS.items() for kind in kinds}
 # What no other try and no other server would make better, or what no server of ours sends.
 FINAL = [kind for kind in descendants(SkydraftError) if kind not in MENDED]
 

@@ -64,9 +64,7 @@ plans = st.builds(
 
 @law(125)
 @given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans)
-def test_remote_is_local(
-    clouds: dict[int, Any], seed: int, drafter: tuple[float, int], params: DecodingParams, plan: Any
-) -> None:
+def test_remote_is_local(clouds: dict[int, Any], seed: int, drafter: Any, params: DecodingParams, plan: Any) -> None:
     edge = toys.toy(seed, drafter[0], sign=drafter[1])
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
 

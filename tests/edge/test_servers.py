@@ -73,9 +73,7 @@ def order(servers: Servers, number: int) -> list[str]:
 
 @law(30)
 @given(st.lists(st.integers(1, 999), min_size=2, max_size=6, unique=True), st.integers(1, 2**21 - 1), st.data())
-def test_a_server_that_is_lost_is_tried_last_and_the_rest_keep_their_order(
-    ports: list[int], number: int, data: st.DataObject
-) -> None:
+def test_a_lost_server_is_tried_last_the_rest_keep_order(ports: list[int], number: int, data: st.DataObject) -> None:
     names = [f"server:{port}" for port in ports]
     servers, lost = servers_of(names), data.draw(st.sampled_from(names))
     before = order(servers, number)
@@ -109,9 +107,7 @@ def test_a_server_that_was_lost_gets_new_sessions_again_after_a_while(monkeypatc
 
 @pytest.mark.parametrize("how", ["dies", "drains"])
 @by_plan
-def test_a_text_goes_on_at_another_server_when_its_own_one_goes(
-    start: Start, plan: Any, how: str, unhurried: None
-) -> None:
+def test_a_text_goes_on_at_another_server_when_its_own_goes(start: Start, plan: Any, how: str, unhurried: None) -> None:
     params = LONG if plan is ALONE else PARAMS
     servers, lines = [start(slow(plan)), start(slow(plan))], list[str]()
     with closing(connected(servers, notify=lines.append)) as cloud:
@@ -163,9 +159,7 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
 
 
 @pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_of_a_wrong_token_and_a_dead_server_both_are_said(
-    start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_token_and_dead_server(start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whatever order they are tried: the token is the fault that waiting does not cure."""
     (tmp_path / "theirs").write_text("other another-token-of-24-chars\n")
     wrong, dead = start(token_file=tmp_path / "theirs").address, f"127.0.0.1:{free_port()}"

@@ -100,11 +100,9 @@ def openings_with_speech(relay: Relay) -> int:
 
 
 @pytest.mark.parametrize("num_lost", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("plan", "ahead"),
-    [(make_plan(k=3), False), (GATED, False), (GATED, True), (make_plan("cloud"), False)],
-    ids=["lossless", "gated", "gated, ahead", "cloud"],
-)
+@pytest.mark.parametrize(("plan", "ahead"), [
+    (make_plan(k=3), False), (GATED, False), (GATED, True), (make_plan("cloud"), False),
+], ids=["lossless", "gated", "gated, ahead", "cloud"])  # fmt: skip
 def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any, ahead: bool, num_lost: int) -> None:
     params = DecodingParams(max_new_tokens=60, min_new_tokens=60)
     with serving(HearingToy(17)) as server, Relay(server.address) as relay:

@@ -47,9 +47,7 @@ def test_a_prompt_is_read_once_and_nothing_is_fed_twice(number: int, context_len
 
 @pytest.mark.parametrize("drift", [0.0, 0.02, 0.2])
 @pytest.mark.parametrize("plan", [make_plan("lossless", k=12), make_plan("lossless", k=12, hand_back="3")])
-def test_of_a_block_that_is_longer_than_the_server_takes_the_first_part_is_judged(
-    plan: Any, drift: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_block_too_long_the_first_part_is_judged(plan: Any, drift: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.edge.cloud._FACTS_S", 0.0)  # two minutes later
     params = DecodingParams(max_new_tokens=60, temperature=0.8, seed=3)
     given = {"edge": open_toy(f"toy:drift={drift}"), "plan": plan, "params": params}

@@ -64,9 +64,7 @@ def gguf_path(home: Path) -> Path:
 
 
 Load = Callable[[], Engine]
-KINDS = [
-    "toy", "text", "omni", "grows", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long]),
-]  # fmt: skip
+KINDS = ["toy", "text", "omni", "grows", pytest.param("gguf", marks=[pytest.mark.model, pytest.mark.long])]
 
 
 @pytest.fixture(scope="session")

@@ -78,9 +78,7 @@ def rows(engine: Engine) -> Any:
     return np.stack(found)
 
 
-def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
-    folder: Path, base: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_is_the_model_with_its_weights_changed(folder: Path, base: Path, tmp_path: Path) -> None:
     with opened(base) as bare:
         before, fingerprint, name = rows(bare), bare.fingerprint, bare.name
     shapes = {"attn_q": (32, 32), "attn_v": (16, 32), "ffn_down": (32, 64)}
@@ -123,9 +121,7 @@ def test_a_model_with_an_adapter_is_the_model_with_its_changed_weights(
             each.open(TEXT)
 
 
-def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
-    monkeypatch: pytest.MonkeyPatch, base: Path, tmp_path: Path
-) -> None:
+def test_adapters_are_chosen_by_prompt_and_renewed(monkeypatch: pytest.MonkeyPatch, base: Path, tmp_path: Path) -> None:
     matrix = "model.layers.1.self_attn.q_proj" if base.is_dir() else "blk.1.attn_q.weight"
     home = tmp_path / "adapters"
 
@@ -144,9 +140,8 @@ def test_the_adapter_whose_prompts_begin_alike_is_chosen_and_a_new_file_counts(
         write("named", 4, [], engine.fingerprint)
         write("strange", 5, TEXT[:7], "f" * 32)
         read = Counter[str]()
-        monkeypatch.setattr(
-            adapters, "read_adapter", lambda path: (read.update([path.parent.name]), read_adapter(path))[1]
-        )
+        noting = lambda path: (read.update([path.parent.name]), read_adapter(path))[1]  # noqa: E731
+        monkeypatch.setattr(adapters, "read_adapter", noting)
         (home / "damaged").mkdir()
         (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
         choose = engine.adapters.choose

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,9 +64,7 @@ def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: 
     assert all(numbers == sorted(numbers) for numbers in seen) and seen  # else llama.cpp parts them
 
 
-def test_an_edit_with_a_prediction_is_the_targets_own_text(
-    q4_0: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predicted_edit_is_the_targets_own_text(q4_0: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LlamaCppEngine, "forward_ms", (1.0,) * 16)  # else what else runs here decides about copies
     code = "\n".join(f"def area_{n}(width, height):\n    return width * height + {n}\n" for n in range(6))
     ask = f"Rename width to breadth and return the whole file.\n```python\n{code}```"
@@ -77,9 +76,8 @@ def test_an_edit_with_a_prediction_is_the_targets_own_text(
     assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
 
 
-def test_a_model_is_quantized_once_under_its_own_name_and_a_target_only_by_force(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A model is quantized once, under its own name, and a target only by force."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tiny_gguf.parent))
     made = tmp_path / "models" / "tiny-q8_0.gguf"

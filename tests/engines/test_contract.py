@@ -59,9 +59,8 @@ class TestContract:
             twin.close()
 
     @pytest.mark.parametrize("part_len", [1, 5, 64])
-    def test_opening_leaves_the_last_token_of_the_prompt_to_feed(
-        self, engine: Engine, part_len: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_opening_leaves_one_to_feed(self, engine: Engine, part_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Opening leaves the last token of the prompt to feed."""
         prompt = some_text(engine, 23)
         expected = one_by_one(engine, prompt)[-1]
         monkeypatch.setattr(engine, "max_batch_rows", part_len)
@@ -76,9 +75,8 @@ class TestContract:
             assert row.argmax() == expected.argmax()
 
     @pytest.mark.parametrize("beginning_len", [1, 16, 23])
-    def test_a_copied_beginning_has_the_bits_of_one_that_was_fed(
-        self, engine: Engine, beginning_len: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_copy_has_equal_bits(self, engine: Engine, beginning_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A copied beginning has the bits of one that was fed."""
         beginning = some_text(engine, beginning_len, beginning_len)
         prompts = [[*beginning, *some_text(engine, length, length)] for length in (1, 9, 30, 40)]
         monkeypatch.setattr(engine, "max_batch_rows", 16)
@@ -97,9 +95,7 @@ class TestContract:
         first = 1 if cached[0][1] == beginning_len else 2  # the prompt of one more token may be too short to feed it
         assert cached[0][first:] == [beginning_len] * (4 - first) and cached[1] == [0] * 4
 
-    def test_kv_that_is_kept_or_shared_by_two_open_conversations_changes_no_bit(
-        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_kv_that_is_kept_or_shared_changes_no_bit(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("max_batch_rows", 8), ("max_sequences", 3), ("prefixes", PrefixCache())):
             monkeypatch.setattr(engine, name, value)
 

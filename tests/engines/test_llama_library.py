@@ -45,11 +45,10 @@ def test_other_structures_are_refused(fresh: None, monkeypatch: pytest.MonkeyPat
         load_library()
 
 
-@pytest.mark.parametrize(
-    ("others", "features", "flags"),
-    [(True, b"CPU : AMX_INT8 = 1", ""), (False, b"CPU : AMX_INT8 = 1", "-DCMAKE_C_FLAGS="),
-     (False, b"CUDA : ARCHS = 900 | CPU : AMX_INT8 = 1", "-DGGML_CUDA=on -DCMAKE_C_FLAGS=")],
-)  # fmt: skip
+@pytest.mark.parametrize(("others", "features", "flags"), [
+    (True, b"CPU : AMX_INT8 = 1", ""), (False, b"CPU : AMX_INT8 = 1", "-DCMAKE_C_FLAGS="),
+    (False, b"CUDA : ARCHS = 900 | CPU : AMX_INT8 = 1", "-DGGML_CUDA=on -DCMAKE_C_FLAGS="),
+])  # fmt: skip
 def test_a_build_with_amx_is_passed_over(
     others: bool, features: bytes, flags: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

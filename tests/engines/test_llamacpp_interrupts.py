@@ -58,9 +58,7 @@ def usual_handlers() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(("step", "freed"), [(0, []), (7, []), (NUM_TENSORS - 1, [4711])])
-def test_it_ends_the_loading_at_once_and_frees_a_model_that_is_there_by_then(
-    step: int, freed: list[int], number: signal.Signals
-) -> None:
+def test_it_ends_the_loading_and_frees_what_is_loaded(step: int, freed: list[int], number: signal.Signals) -> None:
     library = FakeLibrary(step, number)
     with pytest.raises(KeyboardInterrupt):
         load(library)

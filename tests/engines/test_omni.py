@@ -58,9 +58,7 @@ def test_samples_that_make_no_media(omni: OmniEngine) -> None:
             omni.media(samples.astype(np.float32))
 
 
-def test_f16_audio_is_encoded_once_per_sequence(
-    omni: OmniEngine, encodings: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f16_audio_is_encoded_once(omni: OmniEngine, encodings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, media = spoken(omni, 1, 2.7)
     monkeypatch.setattr(omni, "max_batch_rows", 16)  # the prompt goes in by parts
     sequence = omni.open(prompt, media)
@@ -99,9 +97,7 @@ def pieces(engine: OmniEngine, clips: Any) -> Iterator[tuple[list[int], Recordin
 
 
 @pytest.mark.parametrize("clips", RECORDINGS)
-def test_f8_piece_by_piece_equals_one_forward_at_the_positions_of_get_rope_index(
-    clips: Any, omni: OmniEngine, thinker: Any
-) -> None:
+def test_f8_pieces_equal_one_forward_at_positions_of_get_rope_index(clips: Any, omni: OmniEngine, thinker: Any) -> None:
     given: list[Any] = []
     hook = omni._model.model.language_model.register_forward_pre_hook(
         lambda _, args, kwargs: given.append(kwargs["position_ids"].clone()), with_kwargs=True

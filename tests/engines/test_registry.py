@@ -32,19 +32,15 @@ THINKER = '"audio_config": {}, "text_config": {}, "vision_config": {}}'
 OMNI, NO_OMNI = "OmniEngine", "TransformersEngine"
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ('{"model_type": "qwen2_5_omni", "thinker_config": {' + THINKER + "}", OMNI),
-        ('{"model_type": "qwen2_5_omni_thinker", ' + THINKER, OMNI),
-        ('{"model_type": "qwen2_5_omni_thinker", "audio_config": {}}', NO_OMNI),  # transformers would make up the rest
-        ('{"model_type": "qwen2_5_omni", "thinker_config": null}', NO_OMNI), ('{"model_type": "qwen2"}', NO_OMNI),
-        *((text, NO_OMNI) for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")), (None, "LlamaCppEngine"),
-    ],
-)  # fmt: skip
-def test_a_folder_goes_by_its_model_type_and_a_file_is_for_llama_cpp(
-    config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]
-) -> None:
+@pytest.mark.parametrize(("config", "expected"), [
+    ('{"model_type": "qwen2_5_omni", "thinker_config": {' + THINKER + "}", OMNI),
+    ('{"model_type": "qwen2_5_omni_thinker", ' + THINKER, OMNI),
+    ('{"model_type": "qwen2_5_omni_thinker", "audio_config": {}}', NO_OMNI),  # transformers would make up the rest
+    ('{"model_type": "qwen2_5_omni", "thinker_config": null}', NO_OMNI), ('{"model_type": "qwen2"}', NO_OMNI),
+    *((text, NO_OMNI) for text in ('{"model_type": []}', "", "[]", "{}", "\udcff")), (None, "LlamaCppEngine"),
+])  # fmt: skip
+def test_which_engine_opens(config: str | None, expected: str, tmp_path: Path, opened: list[tuple[str, Path]]) -> None:
+    """A folder goes by its model type, and a file is for llama.cpp."""
     path = tmp_path
     if config is None:
         (path := tmp_path / "m.gguf").touch()

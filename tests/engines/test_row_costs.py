@@ -34,9 +34,7 @@ def test_sequences_with_few_rows_are_padded_where_another_forward_would_cost_mor
 
 @law(200)
 @given(times, st.integers(1, 16), sizes)
-def test_passes_hold_each_row_once_in_order_and_keep_the_bits(
-    forward_ms: list[float], exact: int, given: list[int]
-) -> None:
+def test_passes_hold_each_row_once_and_keep_the_bits(forward_ms: list[float], exact: int, given: list[int]) -> None:
     costs = costs_of(tuple(forward_ms), min(exact, len(forward_ms)))
     done = 0
     for feeds, num_rows in costs.passes(given):

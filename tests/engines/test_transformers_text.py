@@ -45,13 +45,10 @@ def run(prompt: str, mode: str, params: DecodingParams, **given: Any) -> skydraf
     return skydraft.generate(prompt, plan=plan, params=params, raw=True, **given).run()
 
 
-@pytest.mark.parametrize(
-    "penalties",
-    [
-        {}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
-        {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_new_tokens": 30},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("penalties", [
+    {}, {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
+    {"repetition_penalty": 0.7, "no_repeat_ngram_size": 2, "min_new_tokens": 30},
+])  # fmt: skip
 def test_edge_mode_equals_generate(penalties: dict[str, Any], target: TransformersEngine) -> None:
     params = DecodingParams(max_new_tokens=40, **penalties)
     for prompt in PROMPTS:
@@ -113,14 +110,11 @@ def test_sliding_layers_can_be_rolled_back(tmp_path: Path) -> None:
     assert run(PROMPTS[1], "edge", params, edge=engine).token_ids == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (EngineOptions(dtype="int3"), "dtype must be one of float32, bfloat16, float16, int8, int4, not 'int3'"),
-        (EngineOptions(device="edge=cpu"), "device must be cpu .*here, not 'edge=cpu'"),
-        (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (EngineOptions(dtype="int3"), "dtype must be one of float32, bfloat16, float16, int8, int4, not 'int3'"),
+    (EngineOptions(device="edge=cpu"), "device must be cpu .*here, not 'edge=cpu'"),
+    (EngineOptions(device="cuda:99"), "device must be cpu .*here, not 'cuda:99'"),
+])  # fmt: skip
 def test_options_that_cannot_apply(options: EngineOptions, message: str, folders: tuple[Path, Path]) -> None:
     with pytest.raises(OptionError, match=message):
         TransformersEngine(folders[0], options)
@@ -174,9 +168,8 @@ def test_a_model_with_recurrent_layers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("package", "extra"), [("torch", "transformers"), ("torchao.quantization", "quantized")])
-def test_without_a_package_the_error_says_what_to_install(
-    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]
-) -> None:
+def test_needs_packages(package: str, extra: str, monkeypatch: pytest.MonkeyPatch, folders: tuple[Path, Path]) -> None:
+    """Without a package the error says what to install."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=rf"pip install 'skydraft\[{extra}\]'"):
         TransformersEngine(folders[0], replace(OPTIONS, dtype="int8"))
@@ -194,10 +187,9 @@ def test_memory_is_said_before_it_is_taken(folders: tuple[Path, Path], monkeypat
         TransformersEngine(folders[0], OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("version", "kind"), [("5.20.0", BrokenModel), ("5.24.9", BrokenModel), ("5.25.0", MissingDependency)]
-)
-def test_a_version_that_may_not_fit_is_named_and_the_model_is_not_blamed(version: str, kind: type[Exception]) -> None:
+@pytest.mark.parametrize("version", ["5.20.0", "5.24.9", "5.25.0"])
+def test_a_version_that_may_not_fit_is_named_and_the_model_is_not_blamed(version: str) -> None:
+    kind = MissingDependency if version == "5.25.0" else BrokenModel
     library = SimpleNamespace(__version__=version)
     error = failed(library, "cannot load m", TypeError("no 'kv'"), BrokenModel, "Fetch it.")
     assert type(error) is kind and ("Fetch it." in str(error)) == (kind is BrokenModel)

@@ -108,9 +108,8 @@ def test_the_fingerprint_is_that_of_the_gguf(gguf_path: Path, tmp_path: Path, mo
     # As a plain array, which is the same, and from which gguf reads its pieces in a third of the time.
     mapped = np.memmap
     monkeypatch.setattr(np, "memmap", lambda file, **how: mapped(file, **how).view(np.ndarray))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        gguf_path.parent, gguf_file=gguf_path.name, local_files_only=True
-    )
+    folder, name = gguf_path.parent, gguf_path.name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
     tokenizer.save_pretrained(tmp_path)
     file = tmp_path / "tokenizer.json"
     parts = json.loads(file.read_text())

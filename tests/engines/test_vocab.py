@@ -75,19 +75,16 @@ def test_a_pair_must_read_every_id_alike():
             check_same(vocab_of("a", "b"), other)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "text"),
-    [
-        (["我", "们"], "我们"),
-        ([b"\xe5", b"\x91", b"\x98"], "员"),
-        ([b"\xe5", b"\x91"], ""),  # half a character at the end is left out
-        (["a", b"\xe5"], "a"),
-        ([b"\x91", "a"], "\ufffda"),  # a wrong byte in between is shown as such
-        ([b"\xe5", "a"], "\ufffda"),
-        ([b"\xf0\xa0", b"\x80\x80"], "𠀀"),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("pieces", "text"), [
+    (["我", "们"], "我们"),
+    ([b"\xe5", b"\x91", b"\x98"], "员"),
+    ([b"\xe5", b"\x91"], ""),  # half a character at the end is left out
+    (["a", b"\xe5"], "a"),
+    ([b"\x91", "a"], "\ufffda"),  # a wrong byte in between is shown as such
+    ([b"\xe5", "a"], "\ufffda"),
+    ([b"\xf0\xa0", b"\x80\x80"], "𠀀"),
+    ([], ""),
+])  # fmt: skip
 def test_decoding(pieces, text):
     assert vocab_of(*pieces).decode(range(len(pieces))) == text
 

@@ -28,9 +28,8 @@ def save_tokenizer(folder: Path, marks: Sequence[str] = (END, "<|im_start|>")) -
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(marks), initial_alphabet=alphabet, show_progress=False
-    )
+    how = {"vocab_size": 400, "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(special_tokens=list(marks), **how)
     tokenizer.train_from_iterator(TEXT, trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE)
     wrapped.save_pretrained(folder)

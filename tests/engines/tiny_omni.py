@@ -90,10 +90,8 @@ def make_full(folder: Path) -> None:
 
     weights = load_file(folder / "model.safetensors")
     shard = {f"thinker.{name}": tensor for name, tensor in weights.items()}
-    others = {
-        "talker.thinker_to_talker_proj.weight": torch.zeros(3, 5, 7),
-        "token2wav.bigvgan.conv_pre.bias": torch.ones(3, 5, 7),
-    }
+    names = ("talker.thinker_to_talker_proj.weight", "token2wav.bigvgan.conv_pre.bias")
+    others = {name: torch.zeros(3, 5, 7) for name in names}
     (folder / "model.safetensors").unlink()
     index = {}
     for file, tensors in (("model-1.safetensors", shard), ("model-2.safetensors", others)):

@@ -91,9 +91,7 @@ def test_a_prompt_that_a_mode_cannot_answer_is_found_before_the_first_is_answere
 # --- what is run
 
 
-def test_every_mode_runs_as_it_was_resolved_whatever_presets_say_by_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_mode_runs_as_resolved_whatever_presets_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = "edge,cloud,lossless,quality,answers;gate=margin:0.2;k=3,cloud;style=zh-short"
     asked = request(names, repetitions=2)
     monkeypatch.setattr(config, "MODES", {})
@@ -122,9 +120,8 @@ def test_recordings_are_heard_by_both(tmp_path: Path) -> None:
     assert found.run.share_audio == "features"
     audio, params = load_audio(tmp_path / "a.wav"), DecodingParams(max_new_tokens=12)
     for line, mode in zip(found.generations, asked.modes, strict=True):
-        alone = skydraft.generate(
-            "说", edge=edge, cloud=cloud, plan=mode.plan, params=params, audio=audio, break_loops=False
-        ).run()
+        how: Any = {"plan": mode.plan, "params": params, "audio": audio, "break_loops": False}
+        alone = skydraft.generate("说", edge=edge, cloud=cloud, **how).run()
         assert (line.token_ids, line.origins) == (alone.token_ids, alone.origins)
     # The target judges from what it hears: it agrees with all that it let through, and so does the draft with its own.
     by_text = {line.token_ids: line for line in found.scores}

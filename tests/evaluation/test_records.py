@@ -26,9 +26,8 @@ MODES = (
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunLine:
-    return lines.run_line(
-        prompts=(lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)}),), modes=lines.modes(MODES)
-    )
+    prompt = lines.run_line().prompts[0].model_copy(update={"prompt": draw(texts)})
+    return lines.run_line(prompts=(prompt,), modes=lines.modes(MODES))
 
 
 @st.composite
@@ -59,9 +58,7 @@ def test_what_is_written_is_what_is_read(folder: Path, run: RunLine, made: list[
 
 @law(30)
 @given(st.lists(generations(), min_size=1, max_size=3), st.data())
-def test_a_file_cut_anywhere_has_the_lines_that_were_whole(
-    folder: Path, made: list[GenerationLine], data: st.DataObject
-) -> None:
+def test_a_file_cut_anywhere_has_its_whole_lines(folder: Path, made: list[GenerationLine], data: st.DataObject) -> None:
     made = numbered(made)
     path = lines.write(folder, lines.run_line(), *made)
     whole = path.read_bytes()

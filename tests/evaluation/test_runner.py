@@ -157,9 +157,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, most: int, tail: str) ->
     assert found.run.started == a_run().started  # the run is the one that was begun
 
 
-def test_a_full_disk_at_the_first_line_leaves_nothing_to_remove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_first_line_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(file: TextIO, line: RunLine) -> None:
         file.write('{"kind":"ru')
         raise OSError(errno.ENOSPC, "No space left on device")

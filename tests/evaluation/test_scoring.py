@@ -35,9 +35,7 @@ def fresh(pair: Pair, params: DecodingParams, token_ids: Sequence[int]) -> Score
 
 @law(30)
 @given(toys.pairs(), toys.params(), texts)
-def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
-    pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]
-) -> None:
+def test_scores_equal_prefixes_read_afresh(pair: Pair, params: DecodingParams, token_ids: tuple[int, ...]) -> None:
     line = fresh(pair, params, token_ids)
     greedy = replace(params, temperature=0.0)
     assert (line.prompt, line.token_ids, line.style) == ("p", token_ids, None)
@@ -53,9 +51,7 @@ def test_a_score_is_that_of_a_model_that_reads_each_prefix_afresh(
 
 @law(30)
 @given(toys.pairs(), st.lists(st.tuples(st.booleans(), texts), min_size=2, max_size=6), st.data())
-def test_texts_that_share_a_beginning_are_scored_as_if_alone(
-    pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: st.DataObject
-) -> None:
+def test_texts_are_scored_as_if_alone(pair: Pair, found: list[tuple[bool, tuple[int, ...]]], data: Any) -> None:
     params, last, asked = DecodingParams(), tuple[int, ...](), list[tuple[int, ...]]()
     for grows, tail in found:
         shared = data.draw(st.integers(0, len(last))) if grows else 0

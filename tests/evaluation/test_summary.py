@@ -79,10 +79,8 @@ def test_every_figure_of_a_text_is_what_its_rounds_say() -> None:
     checked = lines.record(num_audited=2, num_agreed=1, link=LinkCost(6.0, 40, 10), draft=cost, ended_ms=25.0)
     written = lines.record(outcome="written", num_draft=0, num_accepted=0, num_committed=1, draft=nothing, wall_ms=7.0,
                            target=Cost(1, 1, forward_ms=4.0), ended_ms=30.0)  # fmt: skip
-    rounds = tuple(
-        lines.round_line(record=each, draft_ids=(1,) * each.num_draft, signals=())
-        for each in (skipped, checked, written)
-    )
+    ids_of = [(each, (1,) * each.num_draft) for each in (skipped, checked, written)]
+    rounds = tuple(lines.round_line(record=each, draft_ids=drafts, signals=()) for each, drafts in ids_of)
     of = {"origins": ("edge",) * 6, "pieces": ("a",) * 6, "rounds": rounds}
     made = lines.generation(mode="quality", token_ids=ids, wall_ms=20.0, **of)
     cloud = lines.generation(mode="cloud", token_ids=(5, 1, 2, 1, 2, 8), wall_ms=60.0, **of)

@@ -101,9 +101,7 @@ def test_a_damaged_file_is_the_operators_and_no_client_learns_where_it_lies(tmp_
         assert all(running.chat("情绪", model=f"skydraft-edge{name}").status_code == 200 for name in ("", ":two"))
 
 
-def test_auto_is_taken_with_what_was_learned_whatever_was_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_taken_with_an_adapter_whatever_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing the models of a pair that is not calibrated itself turned it into "no such model", until a restart."""
     edge, target, home = draft_with(tmp_path), open_toy("toy", 4096, 6), tmp_path / "home" / "calibrations"
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path / "home"))

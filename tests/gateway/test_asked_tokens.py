@@ -53,9 +53,7 @@ def alone(model: str, token_ids: list[int], num_best: int) -> list[dict[str, Any
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("mode", list(SIDES))
-def test_both_models_say_what_they_say_alone_and_the_text_is_the_same(
-    asked: Running, mode: str, temperature: float
-) -> None:
+def test_both_models_say_what_they_say_alone_of_the_same_text(asked: Running, mode: str, temperature: float) -> None:
     plain, told = chat(asked, mode, temperature), chat(asked, mode, temperature, logprobs=5)
     ours, token_ids = told["skydraft"], told["skydraft"]["token_ids"]
     assert told["choices"][0]["message"] == plain["choices"][0]["message"] and "logprobs" not in plain["skydraft"]

@@ -125,9 +125,8 @@ def test_when_the_cloud_is_gone_all_go_on_but_the_cloud_alone_which_says_so(unhu
 def test_a_loop_is_left_in_texts_too_unless_the_client_says_so() -> None:
     with gateway(Pair(follower("员在", character_vocab("今天天气很好员在")))) as running:
         asked = {"model": "skydraft-edge", "prompt": "今", "max_tokens": 40}
-        loops, leaves = (
-            running.post("completions", **asked, skydraft=ours).json() for ours in ({"break_loops": False}, {})
-        )
+        both = ({"break_loops": False}, {})
+        loops, leaves = (running.post("completions", **asked, skydraft=ours).json() for ours in both)
         assert "员在" * 15 in loops["choices"][0]["text"] and "员在" * 15 not in leaves["choices"][0]["text"]
 
 

@@ -27,9 +27,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A gateway with two keys, an origin of its own and short patience."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"ann {KEY}\nbob {KEY}-2\n")
-    with gateway(
-        authorize=Keyring(keys).label, origins=("http://app.test",), max_body_bytes=100_000, body_s=0.5
-    ) as running:
+    limits = {"max_body_bytes": 100_000, "body_s": 0.5}
+    with gateway(authorize=Keyring(keys).label, origins=("http://app.test",), **limits) as running:
         yield running
 
 
@@ -45,10 +44,9 @@ def post(running: Running, **options: Any) -> httpx.Response:
     return running.client.post(f"{running.v1}/chat/completions", **{"json": body} | options)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"x-api-key": "wrong"}, {"x-api-key": ""}],
-)
+@pytest.mark.parametrize("headers", [
+    {}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"x-api-key": "wrong"}, {"x-api-key": ""},
+])  # fmt: skip
 def test_without_the_key_nothing_is_told(locked: Running, headers: dict[str, str]) -> None:
     for path in ("/v1/models", "/v1/models/skydraft", "/metrics", "/v1/nothing"):
         assert locked.client.get(locked.url + path, headers=headers).status_code == 401
@@ -83,9 +81,8 @@ def test_a_key_that_has_much_to_be_read_lets_no_other_wait(monkeypatch: pytest.M
 
         def read(text: str, key: str) -> Any:
             body = {"model": "skydraft", "messages": [{"role": "user", "content": text}]}
-            return running.client.post(
-                f"{running.v1}/chat/completions/input_tokens", json=body, headers={"Authorization": key}
-            )
+            url, headers = f"{running.v1}/chat/completions/input_tokens", {"Authorization": key}
+            return running.client.post(url, json=body, headers=headers)
 
         flood = [pool.submit(read, "慢", "ann") for _ in range(3)]
         running.wait_until(lambda: bool(began))
@@ -169,9 +166,7 @@ def test_a_body_that_never_ends_is_cut_off(locked: Running) -> None:
     ("/v1/chat/completions", 100, 1, 408),  # too slow
     ("/health", 99_000, 50, 405),  # what needs no key takes no body, and does not wait for the rest
 ])  # fmt: skip
-def test_a_body_that_does_not_come_is_refused(
-    locked: Running, path: str, num_bytes: int, num_sent: int, status: int
-) -> None:
+def test_a_body_withheld_is_refused(locked: Running, path: str, num_bytes: int, num_sent: int, status: int) -> None:
     key = "" if path == "/health" else f"x-api-key: {KEY}\r\n"
     with socket.create_connection(("127.0.0.1", locked.port), timeout=10) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{key}Content-Length: {num_bytes}\r\n\r\n"

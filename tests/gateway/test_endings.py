@@ -58,10 +58,9 @@ STATES: dict[str, tuple[str, Exception | None, bool, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("mode", "error", "stops", "requires"), STATES.values(), ids=STATES)
-def test_who_hangs_up_leaves_the_place_at_once(
-    server: Process, monkeypatch: pytest.MonkeyPatch, mode: str, error: Exception | None, stops: bool, requires: bool
-) -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_who_hangs_up_leaves_the_place_at_once(server: Process, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    mode, error, stops, requires = STATES[state]
     if error is not None:
         monkeypatch.setattr(OwnText, "verify", AsyncMock(side_effect=error))
     with over(skydraft.connect(server.address, require=requires), max_running=1) as running:

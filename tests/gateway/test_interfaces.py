@@ -96,15 +96,16 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": QUESTION}], **drawn},
     ),
 }  # fmt: skip
-MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+MESSAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "system messages after the user's": (
         {"system": "慢", "messages": [
             {"role": "user", "content": "快"}, {"role": "system", "content": [{"type": "text", "text": "低"}]},
             {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
             {"role": "user", "content": "重"}, {"role": "system", "content": "清"}]},
-        [{"role": "system", "content": "慢"}, {"role": "system", "content": "低"}, {"role": "user", "content": "快"},
-         {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
-         {"role": "system", "content": "清"}, {"role": "user", "content": "重"}],
+        {"messages": [
+            {"role": "system", "content": "慢"}, {"role": "system", "content": "低"}, {"role": "user", "content": "快"},
+            {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
+            {"role": "system", "content": "清"}, {"role": "user", "content": "重"}]},
     ),
     "a system prompt, blocks, calls and their results": (
         {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
@@ -126,7 +127,7 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
                 {"type": "text", "text": "高"}]},
             {"role": "user", "content": [{"type": "redacted_thinking", "data": ""}, NOTE]},
         ]},
-        [
+        {"tools": [CHAT_TOOL], "messages": [
             {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
             {"role": "assistant", "content": "我", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "天气", "arguments": '{"city": "上海"}'}}]},
@@ -135,20 +136,15 @@ MESSAGES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
                 {"id": "2", "type": "custom", "custom": {"name": "天气", "input": '{"city": "上海"}'}}]},
             {"role": "tool", "tool_call_id": "2", "content": "晴"}, {"role": "assistant", "content": "高"},
             {"role": "user", "content": "语速"},
-        ],
+        ]},
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("path", "case"), [("responses", case) for case in RESPONSES] + [("messages", case) for case in MESSAGES]
-)
-def test_a_request_means_the_same_as_a_chat(served: Running, path: str, case: str) -> None:
-    if path == "responses":
-        ours, chat = RESPONSES[case]
-    else:
-        ours, messages = MESSAGES[case]
-        chat = {"messages": messages} | ({"tools": [CHAT_TOOL]} if "tools" in ours else {})
+@pytest.mark.parametrize("case", [*RESPONSES, *MESSAGES])
+def test_a_request_means_the_same_as_a_chat(served: Running, case: str) -> None:
+    path = "responses" if case in RESPONSES else "messages"
+    ours, chat = (RESPONSES | MESSAGES)[case]
     body = plain(path) | ours
     got, want = served.post(path, **body).json(), served.chat(model="skydraft-lossless", **chat).json()
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
@@ -167,9 +163,8 @@ def test_a_number_in_a_call_that_no_double_holds_is_the_largest(number: str) -> 
 
 
 def test_each_thought_of_a_turn_goes_back_with_it() -> None:
-    thoughts: Any = [
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]} for text in "快慢低"
-    ]
+    parts = [[{"type": "reasoning_text", "text": text}] for text in "快慢低"]
+    thoughts: Any = [{"type": "reasoning", "summary": [], "content": part} for part in parts]
     call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
     said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
     _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).to_ask().turns
@@ -211,10 +206,8 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
 
         for begun in ("语速较", "语速 \n", "，"):
             turns: Any = [{"role": "user", "content": "快"}, {"role": "assistant", "content": begun}]
-            body = plain("chat/completions") | {"messages": turns}
-            goes_on, anew = (
-                ask(running, "chat/completions", body | {"continue_final_message": each}).text for each in (True, False)
-            )
+            body, path = plain("chat/completions") | {"messages": turns}, "chat/completions"
+            goes_on, anew = (ask(running, path, body | {"continue_final_message": on}).text for on in (True, False))
             assert text(messages=turns) == goes_on != anew == text(messages=turns, continue_final_message=False)
         use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
         assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[MESSAGES_TOOL])
@@ -231,9 +224,8 @@ def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() ->
 @pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}])
 def test_responses_have_all_fields_that_the_sdk_requires(served: Running, options: dict[str, Any]) -> None:
     """The SDK itself checks no answer, and other clients do."""
-    whole, streamed = (
-        served.post("responses", **plain("responses", stream=stream) | options) for stream in (False, True)
-    )
+    bodies = [plain("responses", stream=stream) | options for stream in (False, True)]
+    whole, streamed = (served.post("responses", **body) for body in bodies)
     pydantic.TypeAdapter(openai.types.responses.Response).validate_json(whole.content)
     assert whole.json()["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
     event = pydantic.TypeAdapter(openai.types.responses.ResponseStreamEvent)

@@ -30,16 +30,13 @@ def served_by(request: pytest.FixtureRequest) -> Iterator[Served]:
 def chat(text: str) -> dict[str, Any]:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
     parameters = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
-    return {
-        "messages": [
-            {"role": "system", "content": text},
-            {"role": "user", "content": [{"type": "text", "text": text}]},
-            {"role": "assistant", "content": text, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "1", "content": text},
-            {"role": "user", "content": text},
-        ],
-        "tools": [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}],
-    }
+    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}
+    talk = [
+        {"role": "system", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]},
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": text}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"messages": talk, "tools": [tool]}
 
 
 def results_alone(text: str) -> dict[str, Any]:
@@ -48,31 +45,25 @@ def results_alone(text: str) -> dict[str, Any]:
 
 def responses(text: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
-    return {
-        "instructions": text,
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": text}]},
-            {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps({text: text})},
-            {"type": "function_call_output", "call_id": "1", "output": text},
-            {"role": "assistant", "content": [{"type": "output_text", "text": text}]},
-            {"role": "user", "content": text},
-        ],
-        "tools": [{"type": "function", "name": "f", "description": text, "parameters": parameters}],
-    }
+    tool = {"type": "function", "name": "f", "description": text, "parameters": parameters}
+    talk = [
+        {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps({text: text})},
+        {"type": "function_call_output", "call_id": "1", "output": text},
+        {"role": "assistant", "content": [{"type": "output_text", "text": text}]}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"instructions": text, "input": talk, "tools": [tool]}
 
 
 def messages(text: str) -> dict[str, Any]:
     result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": text}]}
-    return {
-        "max_tokens": 2,
-        "system": [{"type": "text", "text": text}],
-        "messages": [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {text: text}}]},
-            {"role": "user", "content": [result, {"type": "text", "text": text}]},
-        ],
-        "tools": [{"name": "f", "description": text, "input_schema": {"type": "object", "properties": {text: {}}}}],
-    }
+    tool = {"name": "f", "description": text, "input_schema": {"type": "object", "properties": {text: {}}}}
+    talk = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {text: text}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": text}]},
+    ]
+    return {"max_tokens": 2, "system": [{"type": "text", "text": text}], "messages": talk, "tools": [tool]}
 
 
 TALKS = {"chat/completions": chat, "responses": responses, "messages": messages}
@@ -82,9 +73,7 @@ PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
 @pytest.mark.parametrize(("path", "body_of"), PATHS)
 @given(text=texts)
 @law(5)
-def test_a_server_of_ids_gets_no_mark_out_of_a_text(
-    served_by: Served, path: str, body_of: Callable[[str], Any], text: str
-) -> None:
+def test_a_server_of_ids_gets_no_mark(served_by: Served, path: str, body_of: Callable[[str], Any], text: str) -> None:
     far, served = served_by
     more = {"model": "skydraft-cloud", "max_output_tokens" if path == "responses" else "max_tokens": 1}
     read = []

@@ -73,9 +73,8 @@ def test_functions_of_a_namespace_are_called_by_their_own_names(served: Running,
             assert len(items) == 2
         else:
             items = answer.json()["output"]
-        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {
-            ("function_call", name, namespace)
-        }
+        called = ("function_call", name, namespace)
+        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {called}
 
 
 def test_a_call_of_a_namespace_goes_on_under_the_name_that_the_model_knows(served: Running) -> None:
@@ -98,9 +97,8 @@ CALLS: list[tuple[str, dict[str, Any], Any, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "call", "result", "name", "arguments", "text"), CALLS)
-def test_calls_of_other_tools_and_their_results_are_read_as_those_of_functions(
-    served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str
-) -> None:
+def test_other_calls(served: Running, kind: str, call: Any, result: Any, name: str, arguments: str, text: str) -> None:
+    """Calls of other tools and their results are read as those of functions."""
     question, known = {"role": "user", "content": "语速"}, {"call_id": "c"}
     more = {"name": name, "arguments": arguments}
     its_own = [{"type": kind, **known, **call}, {"type": f"{kind}_output", **known, "output": result}]

@@ -45,9 +45,8 @@ def hearing() -> Iterator[Running]:
 
 def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> None:
     pair = hearing.gateway.pair
-    expected = skydraft.generate(
-        edge=pair.edge, cloud=pair.cloud, audio=load_audio(CLIP), params=DecodingParams(max_new_tokens=60)
-    ).run()
+    params = DecodingParams(max_new_tokens=60)
+    expected = skydraft.generate(edge=pair.edge, cloud=pair.cloud, audio=load_audio(CLIP), params=params).run()
     for content in ([part()], [part(), {"type": "text", "text": CAPTION_PROMPT}]):
         reply = hearing.chat(content, model="skydraft-lossless", max_tokens=60)
         assert reply.json()["choices"][0]["message"]["content"] == expected.text != ""
@@ -67,9 +66,8 @@ def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(he
         {"role": "assistant", "content": "好。"},
         {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(OTHER)},
     ]
-    alone = skydraft.generate(
-        messages=said, edge=pair.edge, cloud=pair.cloud, params=DecodingParams(max_new_tokens=30)
-    ).run()
+    params = DecodingParams(max_new_tokens=30)
+    alone = skydraft.generate(messages=said, edge=pair.edge, cloud=pair.cloud, params=params).run()
     assert asked(OTHER) == asked(OTHER) == alone.text
     assert len({asked(clip) for clip in CLIPS}) > 1, "what is said last must matter"
 

@@ -33,19 +33,17 @@ def url(listening: socket.socket) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def starting(
-    listening: socket.socket, meanwhile: Callable[[], object], later: Callable[[], object] = lambda: None
-) -> None:
+def starting(listening: socket.socket, first: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
     """Start a gateway: one thing is done while its models load, one when it is ready; then it is stopped."""
     ended = list[Future[None]]()
 
     def load() -> Gateway:
-        meanwhile()
+        first()
         return Gateway(toy_pair(), Defaults(DecodingParams()), GatewayOptions())
 
     def last() -> None:
         try:
-            later()
+            then()
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

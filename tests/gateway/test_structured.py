@@ -164,9 +164,10 @@ def test_tools_reach_the_template_with_all_their_keys() -> None:
     assert json.dumps([told]) in answer.json()["error"]["message"], answer.text
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
-)
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize("body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, JSON])
 def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any) -> None:
     template = open_toy("toy").vocab
     messages = conversation(ASKED)
@@ -238,10 +239,9 @@ def test_parameters_may_be_any_schema_of_an_object(served: Running, case: str) -
     assert given and served.chat(**fitting(TOPS[case]), max_tokens=4).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None}],
-)
+@pytest.mark.parametrize("parameters", [
+    None, {}, {"type": ["object"], "properties": None}, {"type": None, "properties": {}}, {"required": None},
+])  # fmt: skip
 def test_parameters_of_a_tool_that_takes_none(served: Running, parameters: Any) -> None:
     options = {**must(parameters=parameters), "parallel_tool_calls": False}
     (call,) = served.chat(**options, max_tokens=99).json()["choices"][0]["message"]["tool_calls"]

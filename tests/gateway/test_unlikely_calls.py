@@ -15,9 +15,8 @@ from .running import Running, gateway
 
 CALL = json.dumps({"name": "weather", "arguments": {"city": "上海", "days": 1}}, ensure_ascii=False)
 PIECES = ["?", "!", CALL, "晴，", "25 度"]
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}, "days": {}}}}}
-]
+PARAMETERS = {"properties": {"city": {}, "days": {}}}
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
 
 
 def unsure_engine() -> ToyEngine:

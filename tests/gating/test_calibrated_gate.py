@@ -53,9 +53,7 @@ agreements = st.floats(0.05, 0.99)
 
 @law(50)
 @given(toys.pairs(), agreements, st.integers(1, 12))
-def test_a_block_that_ends_early_ends_right_after_the_token_whose_running_sum_passes(
-    pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int
-) -> None:
+def test_a_block_ends_right_after_the_sum_passes(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
     drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
     drafted = drafter.draft(Context(toys.ASKED), k)
     sums = list(accumulate(map(risk, drafted.signals)))
@@ -95,18 +93,13 @@ UNSURE = Signals(1.0, 0.3, 0.6)
 LAST = StepRecord(0, 0, 4, 0, 4, "skipped", "", 1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("record", "forced", "moves"),
-    [
-        (LAST, (), -1),
-        (replace(LAST, num_forced=4), (True,) * 4, 0),
-        (replace(LAST, num_forced=3), (True, True, True, False), -1),
-        (replace(LAST, outcome="fallback", reason="uncertain"), (), 0),
-        (replace(LAST, outcome="verified", reason="uncertain", num_accepted=4), (), 1),
-        (replace(LAST, outcome="verified", reason="content", num_accepted=4), (), 0),
-    ],
-    ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule"],
-)
+@pytest.mark.parametrize(("record", "forced", "moves"), [
+    (LAST, (), -1), (replace(LAST, num_forced=4), (True,) * 4, 0),
+    (replace(LAST, num_forced=3), (True, True, True, False), -1),
+    (replace(LAST, outcome="fallback", reason="uncertain"), (), 0),
+    (replace(LAST, outcome="verified", reason="uncertain", num_accepted=4), (), 1),
+    (replace(LAST, outcome="verified", reason="content", num_accepted=4), (), 0),
+], ids=["skipped", "forced", "forced-but-one", "fallback", "checked", "by-a-rule"])  # fmt: skip
 def test_what_a_round_tells_a_calibrated_gate(record: StepRecord, forced: tuple[bool, ...], moves: int) -> None:
     """Risks of 0.4 a token, one in twenty allowed: a skipped block makes it stricter, a checked one looser."""
     allowance = Allowance(calibration(toys.toy(1), toys.toy(2)), 0.95, 1.005)
@@ -134,9 +127,10 @@ def achieved(drift: float, agreement: float, k: int) -> tuple[float, float]:
     return agreed / total, calls / total
 
 
-@pytest.mark.parametrize(
-    ("drift", "k", "asked"), [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
-)
+CASES = [(0.1, MAX_BLOCK, (0.86, 0.95)), (0.2, 5, (0.75, 0.9)), (0.2, 32, (0.9,))]
+
+
+@pytest.mark.parametrize(("drift", "k", "asked"), CASES)
 def test_the_agreement_asked_for_is_kept_and_less_costs_less(drift: float, k: int, asked: tuple[float, ...]) -> None:
     found = [achieved(drift, agreement, k) for agreement in asked]
     for wanted, (agreement, _) in zip(asked, found, strict=True):

@@ -34,13 +34,10 @@ def made(**changes: Any) -> Calibration:
     return Calibration.model_validate(written(**changes))
 
 
-@pytest.mark.parametrize(
-    ("agreement", "limit"),
-    [
-        (0.7, 3.0), (0.61, 3.9), (0.8, 2.0), (0.85, 1.75), (0.9, 1.5), (0.95, 0.25), (1.0, 0.0),
-        (0.6, 4.0), (0.59, 4.0), (0.0, 4.0),  # the draft model reaches as much alone
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("agreement", "limit"), [
+    (0.7, 3.0), (0.61, 3.9), (0.8, 2.0), (0.85, 1.75), (0.9, 1.5), (0.95, 0.25), (1.0, 0.0),
+    (0.6, 4.0), (0.59, 4.0), (0.0, 4.0),  # the draft model reaches as much alone
+])  # fmt: skip
 def test_a_limit_lies_between_those_of_the_curve(agreement: float, limit: float) -> None:
     assert made().limit(agreement, 5, NONE) == pytest.approx(limit)
 
@@ -85,20 +82,17 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert json.loads(made().model_dump_json(by_alias=True, exclude_unset=True)) == written()
 
 
-@pytest.mark.parametrize(
-    ("draft", "target", "fits"),
-    [
-        ("d" * 32, "e" * 32, True),
-        ("d" * 32, None, True),  # a target that cannot be asked
-        ("d" * 32, "f" * 32, False),
-        ("f" * 32, "e" * 32, False),
-        ("e" * 32, "d" * 32, False),  # the other way round
-        ("small", "large", False),  # names say nothing
-        ("d" * 32, "name:large", True),  # a server that tells only its model's name
-        ("d" * 32, "name:My-large-7B", False),
-        ("d" * 32, "", False),  # a server that tells nothing
-    ],
-)
+@pytest.mark.parametrize(("draft", "target", "fits"), [
+    ("d" * 32, "e" * 32, True),
+    ("d" * 32, None, True),  # a target that cannot be asked
+    ("d" * 32, "f" * 32, False),
+    ("f" * 32, "e" * 32, False),
+    ("e" * 32, "d" * 32, False),  # the other way round
+    ("small", "large", False),  # names say nothing
+    ("d" * 32, "name:large", True),  # a server that tells only its model's name
+    ("d" * 32, "name:My-large-7B", False),
+    ("d" * 32, "", False),  # a server that tells nothing
+])  # fmt: skip
 def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str | None, fits: bool) -> None:
     calibration = made()
     assert calibration.fits(draft, target) == fits

@@ -58,9 +58,8 @@ def replayed(found: list[tuple[float, bool]], limit: float, max_block: int, hand
 
 @law(300)
 @given(positions, limits, blocks, hand_backs)
-def test_a_replay_is_the_slow_one_and_no_better_than_an_oracle(
-    found: list[tuple[float, bool]], limit: float, max_block: int, hand_back: HandBack
-) -> None:
+def test_a_replay_is_exact(found: list[tuple[float, bool]], limit: float, max_block: int, hand_back: HandBack) -> None:
+    """A replay is the slow one, and no better than an oracle."""
     risks, flags = [risk for risk, _ in found], [flag for _, flag in found]
     replay = walk(risks, flags, limit, max_block, hand_back)
     assert replay == replayed(found, limit, max_block, hand_back)

@@ -58,42 +58,35 @@ def test_what_is_no_gate_is_refused_with_a_reason(text, says):
         parse_gate(text)
 
 
-@pytest.mark.parametrize(
-    ("gate", "expected"),
+@pytest.mark.parametrize(("gate", "expected"), [
     # more than theta, not as much
-    [("entropy:3.9", "uncertain"), ("entropy:4.0", ""), ("margin:0.06", "uncertain"), ("margin:0.05", "")],
-)
+    ("entropy:3.9", "uncertain"), ("entropy:4.0", ""), ("margin:0.06", "uncertain"), ("margin:0.05", ""),
+])  # fmt: skip
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_any_unsure_token_escalates_the_block(gate, expected, place):
     signals = tuple(UNSURE if index == place else SURE for index in range(3))
     assert reason(gate, "我在说", signals) == expected
 
 
-@pytest.mark.parametrize(
-    ("history", "text", "expected"),
-    [
-        ("", "，我，我，我，我，我，我", "density"),  # 6 of 12 characters
-        ("", "，我，在，说，高兴我在说", ""),  # 4 of 12
-        ("，，，，，，，，，", "我在说", ""),  # what was before is no fault of the block
-        ("我在说我在说高兴我在说", "。", ""),  # the stop of a sentence
-        ("我，在，说，高，兴", "，我，", "density"),  # with the characters before
-        ("", "，。，", ""),  # nobody can tell from four
-        ("我在说", "## 我\n- **在**\n- `说`", ""),  # marks of Markdown
-    ],
-)
+@pytest.mark.parametrize(("history", "text", "expected"), [
+    ("", "，我，我，我，我，我，我", "density"),  # 6 of 12 characters
+    ("", "，我，在，说，高兴我在说", ""),  # 4 of 12
+    ("，，，，，，，，，", "我在说", ""),  # what was before is no fault of the block
+    ("我在说我在说高兴我在说", "。", ""),  # the stop of a sentence
+    ("我，在，说，高，兴", "，我，", "density"),  # with the characters before
+    ("", "，。，", ""),  # nobody can tell from four
+    ("我在说", "## 我\n- **在**\n- `说`", ""),  # marks of Markdown
+])  # fmt: skip
 def test_density_is_of_twelve_characters_or_more(history, text, expected):
     vocab = character_vocab("我在说高兴，。# -*`\n")
     assert reason("entropy:9", text, history=history, vocab=vocab) == expected
 
 
-@pytest.mark.parametrize(
-    ("pieces", "expected"),
-    [
-        (["。\n", "？”", "，我", "我们", "在", "我们", "我们"], ""),  # 4 marks of 13 characters, though 3 of 7 tokens
-        (["，我"] * 6, "density"),
-        ([b"\xe5", b"\x91"], ""),  # no text, no density
-    ],
-)
+@pytest.mark.parametrize(("pieces", "expected"), [
+    (["。\n", "？”", "，我", "我们", "在", "我们", "我们"], ""),  # 4 marks of 13 characters, though 3 of 7 tokens
+    (["，我"] * 6, "density"),
+    ([b"\xe5", b"\x91"], ""),  # no text, no density
+])  # fmt: skip
 def test_density_sees_through_merged_tokens(pieces, expected):
     """F11: counted on characters, not on tokens."""
     assert reason("entropy:9", ids(*pieces), vocab=VOCAB) == expected
@@ -104,18 +97,14 @@ def test_the_prompt_is_no_part_of_a_repetition(prompt, text):
     assert reason("entropy:9", text, prompt=prompt) == ""
 
 
-@pytest.mark.parametrize(
-    ("rule", "text", "expected"),
-    [
-        ("digits", "我有3", "content"),
-        ("digits", "我在", ""),
-        *(("dates", text, "content") for text in ("3月5日", "2024-1", "星期三", "月十五", "月初九", "二十世纪")),
-        *(("dates", text, "content") for text in ("初九", "in July", "Monday")),
-        *(("dates", text, "") for text in ("我有3人", "我年月", "我月初", "may", "Marching")),
-        *(("values", text, "content") for text in ("abc:3", "abcde: -3.5", 'abcd":"e', "ab：12", "abc[e,f]", "ab[")),
-        *(("values", text, "") for text in ("a3", '"ab', '{"abcdef"', '"abcdef",', "ab:", "abc: ", "e.f")),
-    ],
-)
+@pytest.mark.parametrize(("rule", "text", "expected"), [
+    ("digits", "我有3", "content"), ("digits", "我在", ""),
+    *(("dates", text, "content") for text in ("3月5日", "2024-1", "星期三", "月十五", "月初九", "二十世纪")),
+    *(("dates", text, "content") for text in ("初九", "in July", "Monday")),
+    *(("dates", text, "") for text in ("我有3人", "我年月", "我月初", "may", "Marching")),
+    *(("values", text, "content") for text in ("abc:3", "abcde: -3.5", 'abcd":"e', "ab：12", "abc[e,f]", "ab[")),
+    *(("values", text, "") for text in ("a3", '"ab', '{"abcdef"', '"abcdef",', "ab:", "abc: ", "e.f")),
+])  # fmt: skip
 def test_content_rules(rule, text, expected):
     assert reason(f"entropy:9+{rule}", text) == expected
     assert reason("entropy:9", text) == ""
@@ -126,16 +115,13 @@ def test_a_date_over_a_block_boundary_is_a_date_unless_the_prompt_begins_it():
     assert [reason(f"entropy:9+{rule}", "月我", prompt="我在3") for rule in ("digits", "dates")] == ["", ""]
 
 
-@pytest.mark.parametrize(
-    ("history", "text", "expected"),
-    [
-        ('{"a": "我在说', "高兴", "content"),  # the text of a value goes on
-        ('{"a": "我在说",', '"abcdef"', ""),  # a key follows
-        ('{"a": [1, 2', ", 3", "content"),
-        ('{"a": [1, 2]', ', "abcdef"', ""),
-        ('{"a": "我\\"在', "说", "content"),  # a mark within a text does not end it
-    ],
-)
+@pytest.mark.parametrize(("history", "text", "expected"), [
+    ('{"a": "我在说', "高兴", "content"),  # the text of a value goes on
+    ('{"a": "我在说",', '"abcdef"', ""),  # a key follows
+    ('{"a": [1, 2', ", 3", "content"),
+    ('{"a": [1, 2]', ', "abcdef"', ""),
+    ('{"a": "我\\"在', "说", "content"),  # a mark within a text does not end it
+])  # fmt: skip
 def test_values_are_seen_over_a_block_boundary_and_keys_are_none(history, text, expected):
     vocab = character_vocab('我在说高兴abcdef123,:"[]{} \\')
     assert reason("entropy:9+values", text, history=history, vocab=vocab) == expected

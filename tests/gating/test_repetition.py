@@ -69,11 +69,11 @@ def test_ordinary_text_raises_no_alarm(text, block_len):
 LOOPS = character_vocab("我在高兴的时候说话人大家abcdefgh0, .|-\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "length"),  # at which the cycle was seen twice; 0: never
-    [("我" * 20, 8), ("我在" * 10, 8), ("我在高" * 10, 12), ("我在高兴的时候说" * 5, 32), ("说话" + "ab" * 9, 10),
-     ("0, " * 30, 64), ("|-" * 8, 0), ("我在高兴的时候说我在高兴的时候说", 0), ("我在高兴的时候说话" * 5, 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "length"), [
+    # The length at which the cycle was seen twice; 0: never.
+    ("我" * 20, 8), ("我在" * 10, 8), ("我在高" * 10, 12), ("我在高兴的时候说" * 5, 32), ("说话" + "ab" * 9, 10),
+    ("0, " * 30, 64), ("|-" * 8, 0), ("我在高兴的时候说我在高兴的时候说", 0), ("我在高兴的时候说话" * 5, 0),
+])  # fmt: skip
 def test_a_cycle_was_seen_twice(text, length):
     ids = np.array(LOOPS.encode(text), np.int32)
     seen = [end for end in range(1, len(ids) + 1) if is_looping(ids[:end], LOOPS)]
@@ -88,10 +88,9 @@ def test_a_longer_phrase_said_twice_is_an_echo_not_a_cycle():
     assert len(nine) == MAX_PERIOD + 1 and escalations(nine * 2, 4) == []
 
 
-@pytest.mark.parametrize(
-    ("base", "num_seen", "expected"),
-    [(0, 0, True), (3, 0, True), (3, 3, True), (4, 0, False), (0, 4, False), (3, 5, False)],
-)
+@pytest.mark.parametrize(("base", "num_seen", "expected"), [
+    (0, 0, True), (3, 0, True), (3, 3, True), (4, 0, False), (0, 4, False), (3, 5, False),
+])  # fmt: skip
 def test_what_was_complete_before_the_block_or_is_known_to_the_target_forces_nothing(base, num_seen, expected):
     for more in ([1, 2], [9]):
         assert bool(unverified_cycles([1, 2, 1, 2, *more], base, num_seen)) == expected

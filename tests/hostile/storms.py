@@ -13,6 +13,7 @@ from skydraft.errors import (
 )
 from tests.hostile import own
 from tests.stock import faults
+from tests.stock.faults import Fault
 
 # What a server does from some request on: over our wire, and over HTTP. None where the wire has no such thing.
 STORMS: dict[str, tuple[Any, Any]] = {
@@ -32,13 +33,13 @@ STORMS: dict[str, tuple[Any, Any]] = {
     "hung up on": (None, faults.hangs_up()),
     "deep": (None, faults.says(b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream")),
     "a redirect": (None, faults.redirects("http://127.0.0.1:1/")),
-    "ids beyond the vocabulary": (own.token(10**6), faults.calls_it(lambda token_id: 10**6)),
-    "ids beyond all numbers": (own.token(2**31 - 1), faults.calls_it(lambda token_id: 10**30)),
-    "negative ids": (None, faults.calls_it(lambda token_id: -1)),
-    "ids as words": (None, faults.calls_it(str)),
-    "ids as fractions": (None, faults.calls_it(lambda token_id: token_id + 0.5)),
-    "ids as truth": (None, faults.calls_it(lambda token_id: True)),
-    "no ids": (own.says(b"\x08\x01"), faults.calls_it(lambda token_id: None)),
+    "ids beyond the vocabulary": (own.token(10**6), Fault(token=lambda token_id: 10**6)),
+    "ids beyond all numbers": (own.token(2**31 - 1), Fault(token=lambda token_id: 10**30)),
+    "negative ids": (None, Fault(token=lambda token_id: -1)),
+    "ids as words": (None, Fault(token=str)),
+    "ids as fractions": (None, Fault(token=lambda token_id: token_id + 0.5)),
+    "ids as truth": (None, Fault(token=lambda token_id: True)),
+    "no ids": (own.says(b"\x08\x01"), Fault(token=lambda token_id: None)),
     "after another prefix": (own.alters(lambda reply: setattr(reply, "base", reply.base + 1)), None),
     "more accepted than drafted": (own.alters(lambda reply: setattr(reply, "num_accepted", 90)), None),
     "never an end": (own.alters(own.unending), None),

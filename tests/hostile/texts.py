@@ -12,11 +12,9 @@ from skydraft.errors import SkydraftError
 
 TEXT, LENGTH = "语速", 40
 PLANS = {
-    "gated": make_plan(gate="entropy:0.3", k=4),
-    "cloud": make_plan("cloud"),
-    "checked": make_plan(gate="always", k=4),
+    "gated": make_plan(gate="entropy:0.3", k=4), "cloud": make_plan("cloud"), "checked": make_plan(gate="always", k=4),
     "hand-back": make_plan(gate="always", k=4, hand_back="agree:2"),
-}
+}  # fmt: skip
 STREAMS = {"cloud": PLANS["cloud"], "lossless": make_plan("lossless")}  # which a chat can be asked for
 
 

@@ -11,10 +11,8 @@ ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
 
 def lesson(number: int = 0, **changes: Any) -> Lesson:
     """A lesson of four tokens; `number` makes it another one."""
-    given: dict[str, Any] = {
-        **ORIGIN, "prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-",
-    }  # fmt: skip
-    return Lesson(**(given | changes))
+    given: dict[str, Any] = {"prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-"}
+    return Lesson(**ORIGIN | given | changes)
 
 
 def filled(folder: Path, *lessons: Lesson) -> Store:

@@ -68,9 +68,8 @@ def test_a_chat_answers_prompts(host: str, tmp_path: Path) -> None:
 
 def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: Path) -> None:
     edge, target = open_toy("toy:drift=0.4"), open_toy("toy")  # of one sequence
-    asks = [
-        GenerateRequest(asked(prompt), params=DecodingParams(max_new_tokens=9)) for prompt in ("你好", "我们", "你好")
-    ]
+    params = DecodingParams(max_new_tokens=9)
+    asks = [GenerateRequest(asked(prompt), params=params) for prompt in ("你好", "我们", "你好")]
     done = list[Any]()
     found = Answering(asks, edge, target, "weights", Store(tmp_path)).run(done.append)
     plan, params = skydraft.make_plan("cloud"), asks[0].params

@@ -42,9 +42,8 @@ def test_prompts_are_labelled_along_what_each_model_writes_alone() -> None:
 
 
 @pytest.mark.parametrize("folder", ["taught", "written_on"])
-def test_a_label_is_what_was_collected_and_has_signals_everywhere(
-    pair: tuple[Any, Any], folder: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_label_is_what_was_collected(pair: tuple[Any, Any], folder: str, request: pytest.FixtureRequest) -> None:
+    """And has signals everywhere."""
     marks = Counter[str]()
     for lesson in choose(Store(request.getfixturevalue(folder)), pair[0].vocab)[0][:10]:
         found = labelled(pair[0], lesson)

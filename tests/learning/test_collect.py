@@ -28,15 +28,10 @@ from tests.toys import PROMPT, PROMPT_IDS
 from .lessons import lesson, read
 
 PLANS = [
-    make_plan(k=5),
-    make_plan("cloud"),
-    make_plan("lossless"),
-    make_plan("answers", gate="entropy:1", k=3, hand_back=0),
-    make_plan(k=4, hand_back="agree:2"),
-    make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
-    make_plan("auto", gate="prob:0.4", k=6, hand_back="agree:3"),
-    make_plan(gate="entropy:1", k=4, hand_back=3),
-]
+    make_plan(k=5), make_plan("cloud"), make_plan("lossless"), make_plan("answers", gate="entropy:1", k=3, hand_back=0),
+    make_plan(k=4, hand_back="agree:2"), make_plan(gate="entropy:1", k=3, hand_back="agree:1"),
+    make_plan("auto", gate="prob:0.4", k=6, hand_back="agree:3"), make_plan(gate="entropy:1", k=4, hand_back=3),
+]  # fmt: skip
 
 
 def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) -> Generation:
@@ -55,12 +50,9 @@ def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: 
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
         mine, theirs = (reference.next_token(model, prefix, len(prompt), params) for model in pair)
         says = {
-            "a": mine == theirs == token_id,
-            "c": mine != theirs == token_id,
-            "t": theirs == token_id,
-            "w": mine == token_id != theirs,
-            "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
-        }
+            "a": mine == theirs == token_id, "c": mine != theirs == token_id, "t": theirs == token_id,
+            "w": mine == token_id != theirs, "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
+        }  # fmt: skip
         assert says[mark], (index, mark)
         assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
         prefix.append(token_id)
@@ -73,9 +65,7 @@ def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: Decodin
 
 @toys.law(80)
 @given(toys.pairs(), toys.params(40), st.sampled_from(PLANS))
-def test_every_mark_is_what_the_two_models_say_at_that_prefix(
-    pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan
-) -> None:
+def test_marks_are_what_both_models_say(pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan) -> None:
     done = answered(pair, plan, params)
     assert_marks_are_true(done, pair)
     if plan.hand_back and plan.hand_back.reads:

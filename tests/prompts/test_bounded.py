@@ -11,9 +11,7 @@ from skydraft.errors import BrokenModel
 from skydraft.prompts.chat_template import BoundedEnvironment, render, render_within
 from skydraft.prompts.messages import Message
 
-GROW = (
-    "{% set ns = namespace(x='ab', y=[1]) %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x }}"
-)
+GROW = "{% set ns = namespace(x='ab', y=[1]) %}{% for i in range(99) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ns.x}}"
 ENDLESS = {
     "a macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "a tree of loops": "{% for x in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",

@@ -14,9 +14,7 @@ from .. import toys
 from ..reading_marks import SPECIAL, encode, id_of, num_special, texts, vocab_with
 from .test_chat_template import MODELS, TEMPLATES
 
-KEYED = (
-    "{% for t in tools or [] %}{% for k in t %}<{{ k }}>{{ t[k] }}{% endfor %}{% endfor %}{{ messages[0]['content'] }}"
-)
+KEYED = "{% for t in tools or [] %}{% for k in t %}<{{k}}>{{t[k]}}{% endfor %}{% endfor %}{{messages[0]['content']}}"
 
 
 def conversation(question: str, answer: str, result: str, argument: str) -> list[Message]:

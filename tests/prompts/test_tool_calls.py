@@ -153,9 +153,7 @@ FUNCTION = "<function=天气>\n"
 ])  # fmt: skip
 @law(30)
 @given(places=st.lists(st.integers(0, 999), max_size=8))
-def test_parameters_are_read_where_their_ends_are_wrong_and_have_the_types_of_their_schema(
-    written: str, given: dict[str, Any], places: list[int]
-) -> None:
+def test_wrongly_ended_parameters_have_schema_types(written: str, given: dict[str, Any], places: list[int]) -> None:
     text = f"好<tool_call>\n{FUNCTION}{written}</function>\n</tool_call>"
     expected = [("天气", json.dumps(given, ensure_ascii=False))]
     assert read(cut(text, places)) == ("好", expected)
@@ -219,9 +217,7 @@ def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     assert tool_calls.may_answer([*results, Message("user", "四")])[0] == told[0]
 
 
-@pytest.mark.parametrize(
-    "word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "天气"', "```json\n", '"', "}"]
-)
+@pytest.mark.parametrize("word", ["x</tool_call>\n", "<tool_call>", "\n", "{", '{"name": "气"', "```json\n", '"', "}"])
 def test_a_model_that_repeats_itself_costs_no_time(word: str) -> None:
     """Each mark was tried again with each piece of text that came: a thousand took seconds of everybody's."""
     for begin in ("<tool_call>{", '{"name": "天气", "arguments": {', ""):

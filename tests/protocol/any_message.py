@@ -40,14 +40,11 @@ _numbers = {each.name: _any_of(each) for each in _options if isinstance(each.def
 _numbers["temperature"] = st.just(0.0) | between(1e-6, 100)
 _biases = st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3)
 _without_grammar = st.builds(
-    DecodingParams,
-    logit_bias=_biases.map(lambda biases: tuple(sorted(biases.items()))),
-    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple),
-    think_end=st.text(min_size=1, max_size=8),
-    think_start=st.text(max_size=8),
-    stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
+    DecodingParams, logit_bias=_biases.map(lambda biases: tuple(sorted(biases.items()))),
+    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple), think_end=st.text(min_size=1, max_size=8),
+    think_start=st.text(max_size=8), stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
     **_numbers,
-)
+)  # fmt: skip
 any_params = _without_grammar | st.builds(
     lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar),
     _without_grammar,
@@ -62,14 +59,9 @@ media = st.builds(
 )
 targets = st.builds(TargetId, st.binary(min_size=4, max_size=4).map(bytes.hex), numbers)
 openings = st.builds(
-    Opening,
-    fingerprint=fingerprints,
-    prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
-    committed_ids=few_ids,
-    params=st.just(DecodingParams()) | any_params,
-    cache_scope=texts,
-    target=st.none() | targets,
-)
+    Opening, fingerprint=fingerprints, prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
+    committed_ids=few_ids, params=st.just(DecodingParams()) | any_params, cache_scope=texts, target=st.none() | targets,
+)  # fmt: skip
 times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
 costs = st.one_of(
     # of a prompt, or of nothing: no rows
@@ -78,13 +70,10 @@ costs = st.one_of(
 )
 sizes = numbers.filter(bool)
 infos = st.builds(
-    ServerInfo,
-    fingerprint=fingerprints,
-    execution=st.sampled_from(["exact", "throughput"]),
+    ServerInfo, fingerprint=fingerprints, execution=st.sampled_from(["exact", "throughput"]),
     **dict.fromkeys(("version", "model", "weights"), texts),
-    **dict.fromkeys(("vocab_size", "context_len", "max_block", "max_sessions"), sizes),
-    num_sessions=numbers,
-)
+    **dict.fromkeys(("vocab_size", "context_len", "max_block", "max_sessions"), sizes), num_sessions=numbers,
+)  # fmt: skip
 
 
 @st.composite

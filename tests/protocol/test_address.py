@@ -20,18 +20,16 @@ def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> Non
     assert parse_address(text) == (host, port)
 
 
-NO_ADDRESSES = [
+NO_HOSTS = [
     "", ":7373", "[]:7373", "http://cloud.example:80", "cloud.example/path", "cloud example:80", "cloud\n:80",
     "::1", "2001:db8::7:80",  # where would the port begin?
 ]  # fmt: skip
 PORTS = ["", "0", "65536", "-1", "80x", " 80", "8_0", "²", "1" * 5000]
 NO_PORTS = ["unix:/run/x", "[::1]:http", *(f"cloud.example:{port}" for port in PORTS)]
-BRACKETS = ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]a[:80", "[::1]]"]
+ODD = ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]a[:80", "[::1]]"]
 
 
-@pytest.mark.parametrize(
-    ("texts", "says"), [(NO_ADDRESSES, "not the address"), (NO_PORTS, "not a port"), (BRACKETS, "not")]
-)
+@pytest.mark.parametrize(("texts", "says"), [(NO_HOSTS, "not the address"), (NO_PORTS, "not a port"), (ODD, "not")])
 def test_all_else_is_refused_with_an_example_of_what_is_one(texts: list[str], says: str) -> None:
     for text in texts:
         with pytest.raises(OptionError, match=says) as raised:

@@ -44,9 +44,8 @@ def test_what_a_stream_is_about_need_not_be_said_again(call: Any, session: int) 
 @law(125)
 @given(verdicts(), st.booleans(), st.none() | targets)
 @example(Verdict(0, 0, 5), False, None)
-def test_a_verdict_comes_back_with_its_audit_its_cost_and_its_mark(
-    verdict: Verdict, is_last: bool, target: TargetId | None
-) -> None:
+def test_a_verdict_comes_back_with_all_it_says(verdict: Verdict, is_last: bool, target: TargetId | None) -> None:
+    """Its audit, its cost and its mark."""
     data = codec.encode_verdict(verdict, target, is_last=is_last)
     decoded, *others = codec.decode_verdict(data, len(verdict.audit))
     assert (decoded, *others) == (verdict, is_last, target)

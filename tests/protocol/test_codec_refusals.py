@@ -53,9 +53,8 @@ def read_all(data: bytes) -> int:
 
 
 def messages() -> Iterator[bytes]:
-    params = DecodingParams(
-        temperature=0.8, top_p=0.9, seed=2**63, comma_gap=4, stop=("。\n", "ab"), logit_bias=((7, 1.5),)
-    )
+    stops, bias = ("。\n", "ab"), ((7, 1.5),)
+    params = DecodingParams(temperature=0.8, top_p=0.9, seed=2**63, comma_gap=4, stop=stops, logit_bias=bias)
     heard = Media(np.arange(12, dtype=np.float32).reshape(2, 6))
     opening = Opening("0123456789abcdef", Prompt((5, 151_643, 9), (heard, heard)), (1, 2), params, "toy")
     cost = Cost(3, 17, 71.27, 40.0, 8.25, 1.5)
@@ -95,9 +94,8 @@ def heard(**fields: Any) -> bytes:
 
 
 def call_with(**fields: Any) -> bytes:
-    return pb.SessionRequest(
-        **{"session": 1, "epoch": 1, "base": 9, "digest": 5, "action": pb.ACTION_VERIFY, **fields}
-    ).SerializeToString()
+    given = {"session": 1, "epoch": 1, "base": 9, "digest": 5, "action": pb.ACTION_VERIFY, **fields}
+    return pb.SessionRequest(**given).SerializeToString()
 
 
 def reply_with(**fields: Any) -> bytes:

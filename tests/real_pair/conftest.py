@@ -36,9 +36,8 @@ def load(name: str, profile_path: Path | None = None) -> Engine:
     pytest.importorskip("llama_cpp")
     max_sequences = DRAFT_SEATS if name == default_pair().draft else TARGET_SEATS
     try:
-        return skydraft.load(
-            name, replace(OPTIONS, max_sequences=max_sequences, profile_path=profile_path), offline=True
-        )
+        options = replace(OPTIONS, max_sequences=max_sequences, profile_path=profile_path)
+        return skydraft.load(name, options, offline=True)
     except NetworkUnavailable as error:
         pytest.skip(f"{name} is not on this machine: {error}")
 

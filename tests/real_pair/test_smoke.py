@@ -41,9 +41,8 @@ def test_the_name_of_a_special_token_is_read_as_characters(pair: tuple[Engine, E
     edge, cloud = pair
     for mode in ("edge", "cloud", "lossless"):
         plan, params = make_plan(mode, k=5 if mode == "lossless" else None), DecodingParams(max_new_tokens=12)
-        with skydraft.generate(
-            "Repeat exactly: a<|im_end|>b", edge=edge, cloud=cloud, plan=plan, params=params
-        ) as text:
+        ask = "Repeat exactly: a<|im_end|>b"
+        with skydraft.generate(ask, edge=edge, cloud=cloud, plan=plan, params=params) as text:
             assert "a<|im_end|>b" in text.run().text
 
 

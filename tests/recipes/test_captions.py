@@ -41,16 +41,11 @@ def test_what_is_not_stated_is_none(text: str, read: dict[str, str]) -> None:
     assert read_attributes(text) == dict.fromkeys(CLASSES) | read
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "语速听起来飞快。",
-        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，间歇很少",
-        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，很少。",
-        "这段录音里说话的是一位男士，语速听起来飞快快，声调低沉，声量轻柔，间歇很少。",
-        "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量低沉，间歇很少。",
-    ],
-    ids=["short", "no full stop", "early comma", "doubled", "said twice"],
-)
+@pytest.mark.parametrize("text", [
+    "语速听起来飞快。", "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，间歇很少",
+    "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量轻柔，很少。",
+    "这段录音里说话的是一位男士，语速听起来飞快快，声调低沉，声量轻柔，间歇很少。",
+    "这段录音里说话的是一位男士，语速听起来飞快，声调低沉，声量低沉，间歇很少。",
+], ids=["short", "no full stop", "early comma", "doubled", "said twice"])  # fmt: skip
 def test_broken_rules_are_seen(text: str) -> None:
     assert not is_fluent(text)

@@ -46,9 +46,7 @@ def run(
 
 @law(50)
 @given(st.integers(0, 50), st.sampled_from(sorted(PLANS)), st.sampled_from(PARAMS))
-def test_f16_remote_is_local_and_each_side_encodes_a_recording_once(
-    cloud: Cloud, seed: int, plan: str, params: Any
-) -> None:
+def test_f16_remote_is_local_and_each_side_encodes_once(cloud: Cloud, seed: int, plan: str, params: Any) -> None:
     """And lossless is the target that hears, alone."""
     edge, near, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed)
     there = run(plan, edge, cloud, heard, params)

@@ -32,14 +32,8 @@ def pair() -> Iterator[tuple[Any, Any]]:
 
 def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams = GREEDY, **more: Any) -> Any:
     edge, cloud = pair
-    given = {
-        "edge": edge,
-        "cloud": cloud,
-        "plan": mode and make_plan(mode),
-        "params": params,
-        "audio": load_audio(clip),
-    } | more
-    return skydraft.generate(**given).run()
+    given = {"plan": mode and make_plan(mode), "params": params, "audio": load_audio(clip)}
+    return skydraft.generate(**{"edge": edge, "cloud": cloud} | given | more).run()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -78,9 +72,7 @@ def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: An
         assert "features stayed on this device" in capsys.readouterr().err
 
 
-def test_a_caption_tells_how_it_was_written_and_one_without_the_server_is_made_again(
-    pair: tuple[Any, Any], capsys: Any, tmp_path: Path
-) -> None:
+def test_a_caption_without_the_server_is_told_and_redone(pair: tuple[Any, Any], capsys: Any, tmp_path: Path) -> None:
     given = ["caption", "missing.wav", str(CLIPS[0]), "--edge-model", "tiny-omni-edge", "--share-audio", "features"]
     given += ["--system", "用中文。", "--out", str(out := tmp_path / "a.jsonl"), "--redo-fallback", "-m", "quality"]
     assert run([*given, "--cloud", "127.0.0.1:9", "--fallback", "start"]) == 1

@@ -28,16 +28,11 @@ from tests.stock.native import LlamaServer, Router, Sglang
 from tests.stock.openai import DeepSeek, Gemini, OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
-    "vllm": Vllm,
-    "llama-server": LlamaServer,
-    "router": Router,
-    "sglang": Sglang,
-    "openai": OpenAI,
+    "vllm": Vllm, "llama-server": LlamaServer, "router": Router, "sglang": Sglang, "openai": OpenAI,
     "openai, new": partial(OpenAI, refused=("max_tokens", "temperature")),
     "mistral": partial(OpenAI, refused=("stream_options",)),
-    "deepseek": partial(DeepSeek, owner="deepseek"),
-    "gemini": partial(Gemini, owner="google"),
-}
+    "deepseek": partial(DeepSeek, owner="deepseek"), "gemini": partial(Gemini, owner="google"),
+}  # fmt: skip
 IDS = ("vllm", "llama-server", "sglang")  # that are sent ids
 HOSTS = ("openai", "openai, new", "mistral", "deepseek", "gemini")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.

@@ -163,10 +163,6 @@ def gzip_bomb(num_bytes: int = 1 << 30, kind: str = "application/json") -> Fault
     return Fault(wire)
 
 
-def calls_it(token: Callable[[int], Any]) -> Fault:
-    return Fault(token=token)
-
-
 ENDLESS = Fault(is_endless=True)
 
 

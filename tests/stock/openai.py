@@ -28,8 +28,7 @@ def ids_of(given: Any) -> list[int]:
 class Vllm(Answering):
     """vLLM's OpenAI server. It sends the token that ends a text with the others, and no id unless it is asked to."""
 
-    paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize",
-                       "/v1/completions": "completions"}  # fmt: skip
+    paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize", "/v1/completions": "completions"}
     has_ids = True
     salt = "cache_salt"
 
@@ -191,6 +190,5 @@ class Gemini(OpenAI):
         async for token in run.tokens():
             delta = {"role": "assistant", "content": token.text}
             usage = self._usage(run)
-            yield self.part(run, delta, token.ends or None) | {
-                "usage": usage | {"total_tokens": 40 + usage["total_tokens"]}
-            }
+            usage |= {"total_tokens": 40 + usage["total_tokens"]}
+            yield self.part(run, delta, token.ends or None) | {"usage": usage}

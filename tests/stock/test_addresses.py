@@ -13,11 +13,10 @@ def test_an_encrypted_address_is_one_however_it_is_written(given: str) -> None:
     assert options.uses_tls and options.roots == ("https://Host:8000", "https://Host:8000/v1")
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["http://[::1", "http://h:99999/v1", "http://a:1,http://b:2", "http://a:1,b:2", "http://", "http://u:p@h/v1",
-     "http://h/v1?x=1", "http://h/v1#x", "ftp://h"],
-)  # fmt: skip
+@pytest.mark.parametrize("given", [
+    "http://[::1", "http://h:99999/v1", "http://a:1,http://b:2", "http://a:1,b:2", "http://", "http://u:p@h/v1",
+    "http://h/v1?x=1", "http://h/v1#x", "ftp://h",
+])  # fmt: skip
 def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
     with pytest.raises(OptionError, match="not the address of a server") as refused:
         StockOptions(given)
@@ -40,11 +39,10 @@ def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, mode
     assert f"{base}/models" == models and (not tokenize or f"{root}/tokenize" == tokenize)
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["http://user:SECRET@host/v1", "http://user:SE/CRET@host:80/v1", "http://SECRET@host", "user:SECRET@host:7373",
-     "SECRET@host:7373", "a:1,user:SECRET@b:2", "user:SECRET@:7373", "https://u:SEC@RET@h/v1?x=1", "h:SECRET@x"],
-)  # fmt: skip
+@pytest.mark.parametrize("given", [
+    "http://user:SECRET@host/v1", "http://user:SE/CRET@host:80/v1", "http://SECRET@host", "user:SECRET@host:7373",
+    "SECRET@host:7373", "a:1,user:SECRET@b:2", "user:SECRET@:7373", "https://u:SEC@RET@h/v1?x=1", "h:SECRET@x",
+])  # fmt: skip
 def test_a_password_in_an_address_is_not_told(given: str) -> None:
     with pytest.raises(OptionError) as refused:
         skydraft.connect(given)

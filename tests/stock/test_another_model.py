@@ -34,9 +34,8 @@ def start_again(server: Fake, engine: Engine, name: str) -> None:
     + [(each, OTHER, "another", TargetChanged) for each in IDS]
     + [(each, thinking_toy(), "toy", VocabularyMismatch) for each in IDS],
 )
-def test_another_model_of_an_idle_server_is_an_error_and_then_the_target(
-    dialect: str, engine: Engine, name: str, error: type[SkydraftError], plan: str
-) -> None:
+def test_another_model_is_told(dialect: str, engine: Engine, name: str, error: type[SkydraftError], plan: str) -> None:
+    """Another model of an idle server is an error, and then the target."""
     with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, require=True)) as cloud:
         assert cloud.facts(None)
         for _ in range(2):

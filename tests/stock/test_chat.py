@@ -1,7 +1,7 @@
 """Any chat of OpenAI's kind is a target that streams, and the draft model goes on where it breaks off."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -27,9 +27,8 @@ def host(request: pytest.FixtureRequest) -> Iterator[Fake]:
 
 def write(cloud: Any, mode: str = "lossless", **given: Any) -> Generation:
     params = DecodingParams(**{"max_new_tokens": LENGTH} | given)
-    return skydraft.generate(
-        TEXT, edge=DRAFT, cloud=cloud, plan=make_plan(mode), params=params, break_loops=False
-    )  # fmt: skip
+    plan = make_plan(mode)
+    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=plan, params=params, break_loops=False)
 
 
 def assert_goes_on(done: Generation, num_written: int) -> None:
@@ -91,10 +90,8 @@ def test_a_text_that_breaks_off_is_gone_on_with(host: Fake, num_parts: int) -> N
     assert num_parts - 5 < num_written <= num_parts and len(lines) == 1 and "ended within its answer" in lines[0]
 
 
-@pytest.mark.parametrize(
-    "said", [["语😀", "速\ud83d", "\ude00"], ["语", "速😀今", "天"], ["😀"], ["\ud83d", "\ude00语"]]
-)
-def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(said: list[str]) -> None:
+@pytest.mark.parametrize("said", [["语😀", "速\ud83d", "\ude00"], ["语", "速😀今", "天"], "😀", ["\ud83d", "\ude00语"]])
+def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(said: Sequence[str]) -> None:
     """Each emoji is four tokens of ours, and two halves for a server that counts in UTF-16."""
     events = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in said]
     whole = "".join(said).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
@@ -139,9 +136,7 @@ def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(host: Fake, mode:
         num_before = num_asked(host)
         host.faults.append(faults.cut(20))
         generation = write(cloud, mode)
-        with pytest.raises(
-            BrokenOff, match="ended within its answer, from which it cannot go on: the connection broke"
-        ):
+        with pytest.raises(BrokenOff, match=r"ended within its answer, .* cannot go on: the connection broke"):
             generation.run()
     assert len(written := committed(generation)) > 0 and written == ALONE[: len(written)]
     assert num_asked(host) == num_before + 1

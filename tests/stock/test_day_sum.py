@@ -31,15 +31,11 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
 
 
 def process(front: Front, does: str, how: str = "price='0,0,1e6', max_cost=1e9") -> subprocess.Popen[str]:
-    begins = (
-        "import atexit, os, skydraft, sys, time\n"
-        "from tests.hostile.texts import write\n"
-        f"cloud = skydraft.connect(sys.argv[1], {how})\n"
-    )
+    begins = "import atexit, os, skydraft, sys, time\nfrom tests.hostile.texts import write\n"
+    begins += f"cloud = skydraft.connect(sys.argv[1], {how})\n"
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen(
-        [sys.executable, "-c", begins + does, front.url], env=env, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", begins + does, front.url]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
 
 def sum_in(home: Path) -> float:
@@ -50,15 +46,11 @@ def num_written(front: Front) -> int:
     return sum(post.num_written(TARGET.vocab.encode) for post in front.generating)
 
 
-@pytest.mark.parametrize(
-    ("does", "least"),
-    [
-        ("write(cloud, 'cloud').run()", LENGTH),
-        ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
-        ("text = write(cloud, 'cloud')\nnext(iter(text))\natexit.register(text.close)", 1),
-    ],
-    ids=["a whole text", "a text that was closed", "a text that is closed as the process ends"],
-)
+@pytest.mark.parametrize(("does", "least"), [
+    ("write(cloud, 'cloud').run()", LENGTH),
+    ("generation = write(cloud, 'cloud')\nnext(iter(generation))\ngeneration.close()", 1),
+    ("text = write(cloud, 'cloud')\nnext(iter(text))\natexit.register(text.close)", 1),
+], ids=["a whole text", "a text that was closed", "a text that is closed as the process ends"])  # fmt: skip
 def test_a_process_that_closes_nothing_leaves_its_cost(front: Front, does: str, least: int, tmp_path: Path) -> None:
     """What was read is in it, and nothing is complained about."""
     with process(front, does) as ended:
@@ -131,9 +123,7 @@ def test_a_clock_that_is_wrong_lets_no_more_out(clock: str, tmp_path: Path, monk
         assert may_ask_more(budget() if which == NEW else budgets[which], cost) is may_ask, (day, which)
 
 
-def test_what_is_paid_before_midnight_and_noted_after_it_counts_for_the_new_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_noted_after_midnight_counts_for_the_new_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = [100.9]
     monkeypatch.setattr(time, "time", lambda: day[0] * 86400)
     budget = Budget(Prices(0, 0, 1e6), max_cost=50.0, day_sum=DaySum(tmp_path / "spent.json", "it"))
@@ -173,9 +163,7 @@ def test_a_damaged_sum_is_set_aside(held: str, tmp_path: Path, caplog: pytest.Lo
     assert "was damaged" in caplog.text and len(list(tmp_path.glob("spent.json.damaged-*"))) == 1
 
 
-def test_without_a_place_for_the_sum_a_limit_lets_nothing_out(
-    front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_without_a_sum_lets_nothing_out(front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "file"
     home.write_text("")
     monkeypatch.setenv("SKYDRAFT_HOME", str(home))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.edge.stock.refusals import refusal
 from skydraft.errors import CloudLost, SkydraftError
 from tests.gateway.running import over
 from tests.hostile.storms import ONCE
@@ -54,9 +53,7 @@ def test_a_chat_that_fails_costs_no_token(name: str, plan: str) -> None:
         storm(server, ONCE[name][1], after=0)
         generation = write(cloud, plan, raw=False)
         failed = failure_of(generation, plan) is not None
-        assert failed == (plan == "cloud" or name == "another key") and failed != (
-            "edge-fallback" in generation.origins
-        )
+        assert failed == (plan == "cloud" or name == "another key") != ("edge-fallback" in generation.origins)
 
 
 # --- The handshake
@@ -103,21 +100,17 @@ def test_a_server_that_cannot_be_met_is_one_clear_line(name: str, plan: str) -> 
     (b"<!DOCTYPE HTML>\n<title>\nNot\nFound </title><p>Error code: 404</p>", "a web page (Not Found)"),
     (b"<html><body>It works!</body></html>", "a web page"),
     (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE html><title lang="en">A &amp; B</title>', "a web page (A & B)"),
-    (b"<html><title>" + b" " * 60_000, "a web page"),
+    (b"<html><title>" + b" " * 60_000, "a web page"),  # its end is not looked for again from each blank
 ])  # fmt: skip
 def test_a_web_server_is_told_by_the_title_of_its_page_alone(page: bytes, told: str) -> None:
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1", timeout_s=0.7)) as cloud:
         server.fault_of = lambda path: faults.says(page, status=404)
+        began = time.process_time()
         with pytest.raises(SkydraftError, match="answered 404") as raised:
             write(cloud, "cloud").run()
+        assert time.process_time() - began < 2.0
     assert f"404: {told}, not the answer of a model server." in raised.value.message
     assert "code" not in raised.value.message
-
-
-def test_a_title_without_end_takes_no_time() -> None:
-    began = time.process_time()
-    error = refusal(404, {}, b"<html><title>" + b" " * 65_536)
-    assert "a web page" in error.message and time.process_time() - began < 0.5
 
 
 LOADING = faults.refuses(503, '{"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}')
@@ -192,10 +185,7 @@ IDLE = {
     "comments": ("vllm", b": keep-alive\n\n"),
     "no tokens": ("vllm", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'),
     "empty deltas": ("openai", b'data: {"choices": [{"index": 0, "delta": {}}]}\n\n'),
-    "an end again and again": (
-        "openai",
-        b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n',
-    ),
+    "an end, many times": ("openai", b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'),
 }
 
 
@@ -215,23 +205,10 @@ def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, pl
 
 def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() -> None:
     with fake("openai", TARGET, token_s=0.1) as server, closing(skydraft.connect(server.url, model="toy")) as cloud:
-        ends = faults.retells_json(
-            lambda event: event | {"choices": [each | {"finish_reason": "stop"} for each in event["choices"]]}
-        )
-        storm(server, ends, after=0)
+        stop = {"finish_reason": "stop"}
+        ends = lambda event: event | {"choices": [each | stop for each in event["choices"]]}  # noqa: E731
+        storm(server, faults.retells_json(ends), after=0)
         assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
-
-
-def test_a_server_found_dead_a_moment_ago_costs_the_next_text_no_wait() -> None:
-    with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        write(cloud, "gated").run()
-        server.kill()
-        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"}
-        cloud.servers.facts.clear()  # as after two minutes
-        began = time.monotonic()
-        assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
-        server.start()
-        assert "edge-fallback" not in write(cloud, "gated").run().origins
 
 
 # --- Texts of one process share a server: what fails for one of them costs the others nothing
@@ -276,9 +253,7 @@ UNMEANT: dict[str, tuple[Any, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", UNMEANT)
-def test_what_the_operator_must_mend_is_in_the_log_and_no_clients_fault(
-    case: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_operator_must_mend_is_in_the_log_not_the_answer(case: str, caplog: pytest.LogCaptureFixture) -> None:
     draft, options, says = UNMEANT[case]
     with fake("vllm", TARGET) as server:
         address = server.url.split("/")[2] if case == "no http" else server.url

@@ -19,9 +19,8 @@ from tests.stock.fakes import GENERATING, fake
 def test_an_answer_in_crumbs_is_broken_off() -> None:
     """Each chunk costs the loop of all texts as much as a long one: a megabyte of them took 108 s."""
     sent = list[int]()
-    crumbs = faults.floods(b"x", sent=sent)
     with fake("vllm", TARGET) as server, closing(skydraft.connect(f"{server.url}/v1")) as cloud:
-        server.fault_of = lambda path: crumbs if path in GENERATING else None
+        server.fault_of = lambda path: faults.floods(b"x", sent=sent) if path in GENERATING else None
         assert "edge-fallback" in write(cloud, "gated").run().origins
     assert sum(sent) < 60_000
 

@@ -88,9 +88,7 @@ def spent(cloud: Any) -> float:
 
 @law(40)
 @given(st.sampled_from(ROWS), st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]))
-def test_no_less_is_told_than_came(
-    fronts: Callable[[str], Front], row: tuple[str, str], fates: list[str], most: int | None
-) -> None:
+def test_no_less_is_told_than_came(fronts: Callable[[str], Front], row: Any, fates: list[str], most: Any) -> None:
     (dialect, plan), texts = row, []
     front = fronts(dialect)
     with closing(connect(front, 0.7, price="1,2,3", max_calls=most)) as cloud:
@@ -142,19 +140,17 @@ def front() -> Iterator[Front]:
         yield front
 
 
-@pytest.mark.parametrize(
-    ("is_known", "most", "num_calls", "error"),
-    [(False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent)],
-)
-def test_a_request_is_sent_again_only_where_the_server_may_have_closed_before_it(
-    front: Front, is_known: bool, most: int, num_calls: int, error: type[SkydraftError] | None
-) -> None:
-    """Both times count, and the second one needs leave: on a new connection the server may have read the first."""
+@pytest.mark.parametrize(("known", "most", "calls", "error"), [
+    (False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent),
+])  # fmt: skip
+def test_whether_it_is_sent_again(front: Front, known: bool, most: int, calls: int, error: Any) -> None:
+    """Only where the server may have closed before it read it. Both times count, and the second one needs leave: on a
+    new connection the server may have read the first."""
     front.fates.append("hangs up")
     ledger = Ledger(Budget(max_calls=most), "it", len(PROMPT))
     with pytest.raises(error) if error else nullcontext():
-        ask(front, ledger, is_known=is_known)
-    assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == num_calls
+        ask(front, ledger, is_known=known)
+    assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == calls
     assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
 
 
@@ -205,9 +201,7 @@ HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
     ("openai", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
     ("openai", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
 ])  # fmt: skip
-def test_the_servers_own_counts_are_paid_where_they_are_larger(
-    dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path
-) -> None:
+def test_larger_own_counts_are_paid(dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path) -> None:
     """A server has a template of its own, and other tokens."""
     tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语"}}
     events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, last]

@@ -81,10 +81,9 @@ def test_a_calibration_fits_the_whole_name_alone(target: str, knows: bool, home:
                 assert api.is_calibrated(edge, cloud) is (knows and name == "toy")
 
 
-@pytest.mark.parametrize(
-    ("alias", "named"),
-    [("mine", "mine"), ("m.gguf", "/models/m.gguf"), ("unknown", "/models/m.gguf"), ("", "/models/m.gguf")],
-)
+@pytest.mark.parametrize(("alias", "named"), [
+    ("mine", "mine"), ("m.gguf", "/models/m.gguf"), ("unknown", "/models/m.gguf"), ("", "/models/m.gguf"),
+])  # fmt: skip
 def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, named: str) -> None:
     answer = {"model_alias": alias, "model_path": "/models/m.gguf", "default_generation_settings": {"n_ctx": 64}}
 

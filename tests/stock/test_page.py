@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,7 @@ def test_the_page_has_commands() -> None:
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each[0] != "gateway"], ids=" ".join)
-def test_a_command_of_the_page_works(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_works(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("key").write_text("secret\n")

@@ -83,43 +83,35 @@ def assert_told(ours: Any, theirs: Any, where: str = "") -> None:
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 BODY = {"max_tokens": 3, "temperature": 0, "return_token_ids": True, **STREAM}
-VLLM_ASKS: dict[str, tuple[Any, ...]] = {
-    "models": ("/v1/models",),
-    "stream": ("/v1/completions", {**BODY, "prompt": [5]}),
-    "tokenize": ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
-    "an id too high": ("/v1/completions", {"prompt": [99_999], "max_tokens": 3}),  # in a stream it comes as an event
-    "no prompt": ("/v1/completions", {**BODY, "prompt": []}),
-    "another model": ("/v1/completions", {**BODY, "prompt": [5], "model": "x"}),
-    "too long": ("/v1/completions", {**BODY, "prompt": [5] * 5000}),
-    "a grammar": ("/v1/completions", {**BODY, "prompt": [5], "structured_outputs": {"regex": "[0-9]{3}"}}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VLLM_ASKS)
-def test_the_fake_vllm_speaks_as_vllm(vllm: str, name: str) -> None:
-    with fake("vllm") as server:
-        ours = ask(server.url, *VLLM_ASKS[name])
-    assert_told(shape(ours), shape(ask(vllm, *VLLM_ASKS[name])))
+VLLM_ASKS: list[tuple[str, Any]] = [
+    ("/v1/models", None), ("/tokenize", {"prompt": "今天", "add_special_tokens": False}),
+    ("/v1/completions", {"prompt": [99_999], "max_tokens": 3}),  # an id too high; in a stream it comes as an event
+    *(("/v1/completions", {**BODY, **more}) for more in (
+        {"prompt": [5]}, {"prompt": []}, {"prompt": [5], "model": "x"}, {"prompt": [5] * 5000},
+        {"prompt": [5], "structured_outputs": {"regex": "[0-9]{3}"}},
+    )),
+]  # fmt: skip
 
 
 LLAMA_BODY = {"n_predict": 3, "temperature": 0, "return_tokens": True, "prompt": [5, 6, 7]}
-LLAMA_ASKS: dict[str, tuple[Any, ...]] = {
-    **{path: (path,) for path in ("/health", "/props", "/v1/models")},
-    "write": ("/completion", LLAMA_BODY),
-    "stream": ("/completion", {**LLAMA_BODY, "stream": True}),
-    "a schema": ("/completion", {**LLAMA_BODY, "stream": True, "json_schema": PERSON}),
-    "few fields": ("/completion", {**LLAMA_BODY, "response_fields": ["tokens", "timings"]}),
-    "tokenize": ("/tokenize", {"content": "今天", "add_special": False}),
-    "an id too high": ("/completion", {**LLAMA_BODY, "prompt": [999_999]}),
-    "too long": ("/completion", {**LLAMA_BODY, "prompt": [5] * 5000}),
-}  # fmt: skip
+LLAMA_ASKS: list[tuple[str, Any]] = [
+    *((path, None) for path in ("/health", "/props", "/v1/models")),
+    ("/tokenize", {"content": "今天", "add_special": False}),
+    *(("/completion", {**LLAMA_BODY, **more}) for more in (
+        {}, {"stream": True}, {"stream": True, "json_schema": PERSON}, {"response_fields": ["tokens", "timings"]},
+        {"prompt": [999_999]}, {"prompt": [5] * 5000},
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LLAMA_ASKS)
-def test_the_fake_llama_server_speaks_as_llama_server(llama: str, name: str) -> None:
-    with fake("llama-server") as server:
-        ours = ask(server.url, *LLAMA_ASKS[name])
-    assert_told(shape(ours), shape(ask(llama, *LLAMA_ASKS[name])))
+ROWS = [*(("vllm", "vllm", *row) for row in VLLM_ASKS), *(("llama-server", "llama", *row) for row in LLAMA_ASKS)]
+
+
+@pytest.mark.parametrize(("kind", "real", "path", "body"), ROWS)
+def test_a_fake_speaks_as_the_real_one(kind: str, real: str, path: str, body: Any, request: Any) -> None:
+    with fake(kind) as server:
+        ours = ask(server.url, path, body)
+    assert_told(shape(ours), shape(ask(request.getfixturevalue(real), path, body)))
 
 
 FOLLOWED: dict[str, dict[str, Any]] = {
@@ -133,10 +125,8 @@ FOLLOWED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_vllm_follows_what_we_ask_for_by_itself(vllm: str, tiny: Path, name: str) -> None:
     params, plan = DecodingParams(max_new_tokens=24, **FOLLOWED[name]), make_plan("cloud")
-    with (
-        closing(skydraft.load(str(tiny))) as edge,
-        closing(skydraft.connect(vllm, require=True, timeout_s=300)) as cloud,
-    ):
+    cloud = skydraft.connect(vllm, require=True, timeout_s=300)
+    with closing(skydraft.load(str(tiny))) as edge, closing(cloud):
         near = skydraft.generate("今天", cloud=edge, plan=plan, params=params).run()
         done = skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params).run()
     assert done.token_ids == near.token_ids and done.receipt.calls == 1
@@ -173,9 +163,8 @@ def test_no_token_of_a_llama_server_is_lost_within_a_character(llama: str, edge:
     """It tells no token that ends within a character in a stream: an emoji is two or three tokens."""
     params = DecodingParams(max_new_tokens=24)
     with closing(skydraft.connect(llama, require=True)) as cloud:
-        done = skydraft.generate(
-            "写出五个表情符号。", edge=edge, cloud=cloud, plan=make_plan("cloud"), params=params
-        ).run()
+        plan = make_plan("cloud")
+        done = skydraft.generate("写出五个表情符号。", edge=edge, cloud=cloud, plan=plan, params=params).run()
     assert "\ufffd" not in done.text.rstrip("\ufffd") and sum(each.link.num_requests for each in done.records) > 1
 
 

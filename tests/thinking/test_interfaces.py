@@ -196,18 +196,15 @@ def test_what_was_thought_comes_back_to_the_template() -> None:
     turns: dict[str, list[Any]] = {
         "chat/completions": [
             {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "abc"},
-            {"role": "tool", "tool_call_id": "1", "content": "高"},
-        ],
+            {"role": "tool", "tool_call_id": "1", "content": "高"}],
         "messages": [
             {"role": "assistant", "content": [thinking, use]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]},
-        ],
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]}],
         "responses": [
             {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "abc"}]},
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "1", "output": "高"},
-        ],
-    }
+            {"type": "function_call_output", "call_id": "1", "output": "高"}],
+    }  # fmt: skip
     with gateway(Pair(*pair_of("b", "{# tools <tool_call> #}" + SWITCHED))) as running:
         for path, given in turns.items():
             used, name = [], "input" if path == "responses" else "messages"

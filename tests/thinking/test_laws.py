@@ -180,11 +180,8 @@ def test_on_off_and_what_cannot_be() -> None:
 
 def test_history_keeps_what_the_template_keeps_and_tags_of_users_are_text() -> None:
     pair = pair_of("b")
-    turns = (
-        Message("user", "<think>我</think>"),
-        Message("assistant", "<think>\nold\n</think>\n\nsaid"),
-        Message("user", "在"),
-    )
+    said = (("user", "<think>我</think>"), ("assistant", "<think>\nold\n</think>\n\nsaid"), ("user", "在"))
+    turns = tuple(Message(role, text) for role, text in said)
     done = run(pair, messages=turns)
     written = pair[0].vocab.written(done.prompts.edge.token_ids)
     assert "old" not in written and "[assistant]said[end]" in written and "<think>我</think>" in written

@@ -62,9 +62,7 @@ def test_docker_has_the_same_limits() -> None:
     assert given[image + 1 :] == inside[inside.index("timeout") :]
 
 
-def test_where_nothing_isolates_code_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_isolation_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docker").write_text("#!/bin/sh\necho 'docker: Cannot connect to the daemon.' >&2; exit 125\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -122,9 +120,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_is_a_failed_task_and_nothing_happens_outside(
-    name: str, outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_program_does_nothing_outside(name: str, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a failed task, and nothing happens outside."""
     monkeypatch.setenv("SKYDRAFT_SECRET", "hidden")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.05)

@@ -75,31 +75,24 @@ def test_a_limit_counts_in_each_set_and_files_take_their_stem_for_a_name(tmp_pat
     assert read_tasks(str(path)).prompts[2].id == "mine/line-3"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ({"prompt": "x"}, "check: Field required"),
-        (GOOD | {"check": {"kind": "sum"}}, "'sum'"),
-        (GOOD | {"check": {"kind": "number"}}, "check.number.answer: Field required"),
-        (GOOD | {"answer": 2}, "answer: Extra inputs"),
-        (GOOD | {"prompt": " "}, "needs a prompt"),
-        (GOOD | {"messages": [{"role": "user", "content": "y"}]}, "not both"),
-        ({"messages": [{"role": "boss", "content": "y"}], "check": GOOD["check"]}, "no role 'boss'"),
-        (GOOD | {"grammar": "a+"}, "begins with its kind"),
-        (GOOD | {"max_new_tokens": 0}, "max_new_tokens"),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), [
+    ({"prompt": "x"}, "check: Field required"), (GOOD | {"check": {"kind": "sum"}}, "'sum'"),
+    (GOOD | {"check": {"kind": "number"}}, "check.number.answer: Field required"),
+    (GOOD | {"answer": 2}, "answer: Extra inputs"), (GOOD | {"prompt": " "}, "needs a prompt"),
+    (GOOD | {"messages": [{"role": "user", "content": "y"}]}, "not both"),
+    ({"messages": [{"role": "boss", "content": "y"}], "check": GOOD["check"]}, "no role 'boss'"),
+    (GOOD | {"grammar": "a+"}, "begins with its kind"), (GOOD | {"max_new_tokens": 0}, "max_new_tokens"),
+])  # fmt: skip
 def test_what_is_no_task_is_one_line_that_names_the_line(line: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(PromptError) as error:
         read_tasks(str(jsonl(tmp_path / "mine.jsonl", GOOD, line)))
     assert said in error.value.message and "Line 2" in error.value.message and "\n" not in error.value.line
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(" , ", "No tasks"), ("mathe", "no set of tasks 'mathe'"), ("missing.jsonl", "cannot be read"),
-     ("{f},{f2}", "same id")],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "said"), [
+    (" , ", "No tasks"), ("mathe", "no set of tasks 'mathe'"), ("missing.jsonl", "cannot be read"),
+    ("{f},{f2}", "same id"),
+])  # fmt: skip
 def test_sets_that_are_not_there_are_refused(names: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     paths = {"{f}": jsonl(tmp_path / "mine.jsonl", GOOD), "{f2}": jsonl(tmp_path / "other" / "mine.jsonl", GOOD)}
