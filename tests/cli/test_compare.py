@@ -165,7 +165,7 @@ def test_a_folder_that_is_in_use_or_of_others_or_none_is_one_line(tmp_path: Path
     refused(*compare_args(tmp_path, *no_folder, modes="edge"), says="cannot be written")
 
 
-def test_without_matplotlib_plots_are_missing(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_line_says_so(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, out = tmp_path / "tasks.jsonl", tmp_path / "my out"
     tasks.write_text('{"prompt": "一", "check": {"kind": "regex", "pattern": "."}}')
     with monkeypatch.context() as patch:

@@ -36,11 +36,14 @@ NOT_THERE = {"vllm": (), "sglang": ("repetition_penalty",), "llama-server": ("mi
 
 @law(100)
 @given(st.sampled_from(IDS), st.sampled_from(toys.DRAFTERS), st.none() | plans, st.data())
-def test_what_a_server_follows_is_local(clouds: Any, dialect: str, drafter: Any, plan: Any, data: Any) -> None:
+def test_what_a_server_follows_is_local(
+    clouds: dict[str, Any], dialect: str, drafter: tuple[float, int], plan: Any, data: st.DataObject
+) -> None:
     """Penalties that count what was written are for streams, since each request would count anew."""
-    named = {name: each for name, each in (SHARED | COUNTED).items() if name in SHARED or not plan}
-    asked = [name for name in named if name not in NOT_THERE[dialect] and data.draw(st.booleans())]
-    chosen = {name: data.draw(named[name]) for name in asked}
+    named = {
+        name: each for name, each in (SHARED if plan else SHARED | COUNTED).items() if name not in NOT_THERE[dialect]
+    }
+    chosen = {name: data.draw(each) for name, each in named.items() if data.draw(st.booleans())}
     params, plan = DecodingParams(max_new_tokens=24, **chosen), plan or make_plan("cloud")
     edge = toys.toy(SEED, drafter[0], sign=drafter[1])
     far, near = (decode(plan, params, edge, target) for target in (clouds[dialect], toys.toy(SEED)))
