@@ -67,21 +67,24 @@ class Port:
                     return
                 time.sleep(1.0)  # no more files may be open
                 continue
-            if self._counts(host, 1):
-                self._begin(self._serve, connection, host)
-            else:
-                connection.close()
+            try:
+                if self._counts(host, 1):
+                    self._begin(self._serve, connection, host)
+                    continue
+            except RuntimeError:  # no more threads may run
+                self._counts(host, -1)
+            connection.close()
 
     def _counts(self, owner: str, num: int) -> bool:
         """Count a connection of this owner that begins or ends; False for one too many."""
         with self._lock:
             if num > 0 and (self._owners[owner] >= _MAX_OF_ONE or self._owners.total() >= _MAX_CONNECTIONS):
                 return False
-            self._owners[owner] += num
+            self._owners += Counter({owner: num})  # keeps those that have one
             return True
 
     def _serve(self, connection: socket.socket, host: str) -> None:
-        device = Device(self._texts)
+        device = Device(self._texts, takes_prompts=not (reads_names := self.reads_names))
         try:
             connection.settimeout(_GREETING_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +95,7 @@ class Port:
             messages = _Messages(connection, _GREETING_S)
             if not self._greets(messages):
                 return
-            hello = {"version": VERSION, "drafts": self._texts.most, "names": self.reads_names}
+            hello = {"version": VERSION, "drafts": self._texts.most, "names": reads_names}
             connection.sendall(json.dumps(hello).encode() + b"\n")
             messages.last = math.inf
             while True:
@@ -150,9 +153,9 @@ class _Messages:
 class Device:
     """The texts of one connection. Whatever it sends that is wrong raises ValueError or struct.error."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: Texts, *, takes_prompts: bool = False) -> None:
         self._texts, self._mine = texts, dict[int, Text]()  # by number
-        self.longest = 4 * max(texts.max_len, _MAX_DRAFTS) + _TEXT.size
+        self.longest = 4 * max(texts.max_len if takes_prompts else 0, _MAX_DRAFTS) + _TEXT.size
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == b"T":

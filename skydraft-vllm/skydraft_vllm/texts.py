@@ -79,7 +79,7 @@ class Text:
         if self.share >= _FEW:
             return most
         if self.share >= _NONE:
-            return most // 2
+            return (most + 1) // 2
         if self.paused_at < 0 or length < self.paused_at:
             self.paused_at = length
         if length - self.paused_at < _REST:
@@ -142,7 +142,8 @@ class Texts:
         self._lock = threading.Lock()
         self._texts = dict[str, Text]()  # by name
         self._times = Times()
-        self._last: tuple[float, int, int] | None = None  # time, texts and rows of the last step, if nothing was read
+        # Time, lengths and rows of the last step, if nothing was read in it.
+        self._last: tuple[float, Sequence[int], int] | None = None
         self._num_searches = 0
 
     @property
@@ -167,11 +168,12 @@ class Texts:
         named: Mapping[str, tuple[int, int]] | None, now: float,
     ) -> list[list[int]]:  # fmt: skip
         """Drafts for each row of a step that was over at `now`; `named` has row and prompt's length of texts."""
-        num_rows, is_steady = len(sampled), all(sampled)
+        num_rows = len(sampled)
+        before = [length - len(ids) for length, ids in zip(lengths, sampled, strict=True)]
         drafts: list[list[int]] = [[] for _ in sampled]
         with self._lock:
             found = self._found(sampled, lengths, token_ids, named)
-            if is_steady and self._last is not None and self._last[1] == num_rows:
+            if self._last is not None and self._last[1] == before:  # these rows have waited for nothing else
                 self._times.note(self._last[2], (now - self._last[0]) * 1e3)
             waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
             lengths_of = np.array([len(ids) for _, _, ids in waiting], int)
@@ -186,7 +188,7 @@ class Texts:
             for (text, row, ids), count in zip(waiting, counts, strict=True):
                 drafts[row.at] = ids[:count]
                 text.given = row.length, ids[:count]
-            self._last = (now, num_rows, num_rows + num) if is_steady else None
+            self._last = (now, lengths, num_rows + num) if all(sampled) else None
         return drafts
 
     def _most(self, row: Row) -> int:
@@ -217,8 +219,8 @@ class Texts:
             if not (0 <= text.row < len(sampled) and take(text, text.row)):
                 lost.append(text)
         for text in self._some(lost):
-            begins = (index for index in sorted(free) if text.begins(Row(index, lengths[index], token_ids[index])))
-            any(take(text, index) for index in begins)
+            rows = (Row(index, lengths[index], token_ids[index]) for index in sorted(free))
+            any(take(text, row.at) for row in rows if text.matches(row) and text.begins(row))
         return found
 
     def _some(self, lost: list[Text]) -> list[Text]:

@@ -1,15 +1,28 @@
 """A device drafts for a vLLM: the text is what vLLM writes, in fewer steps, and nothing that fails loses a token."""
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from io import BytesIO
+from itertools import count
+from socketserver import BaseRequestHandler, TCPServer
+from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from skydraft_vllm.port import Device
+from skydraft_vllm.texts import Texts
 
 import skydraft
 from skydraft import DecodingParams, make_plan
+from skydraft.edge.channel import shared_loop
+from skydraft.edge.stock.drafts import DraftedText, DraftPort
+from skydraft.edge.tls import ServerOptions
 from skydraft.errors import OptionError
+from skydraft.types import Draft
 from tests import toys
 from tests.serving import Serving, free_port
 from tests.stock.conftest import SEED
@@ -72,15 +85,23 @@ def test_eight_texts_of_two_devices_at_once(alone: tuple[int, ...]) -> None:
         assert dialect.forwards < 0.97 * 8 * len(alone)
 
 
-def test_a_port_that_is_not_there_is_said_once_and_the_text_streams(alone: tuple[int, ...]) -> None:
-    said = list[str]()
+HELLO = b'{"version":1,"drafts":%s,"names":true}'
+
+
+@pytest.mark.parametrize("says", [None, b"", b"[]", HELLO % b"[7]", HELLO % b"1e400", b"[" * 60_000, HELLO % b"7"])
+def test_a_port_gone_or_hostile_is_said_once(alone: Any, monkeypatch: pytest.MonkeyPatch, says: bytes | None) -> None:
+    monkeypatch.setattr("skydraft.edge.stock.drafts._PAUSE_S", 0.05)
+    said, answers = list[str](), {"handle": lambda self: self.request.sendall(says + b"\n")}
     with (
-        drafting_vllm(toys.toy(SEED)) as (server, *_),
-        closing(skydraft.connect(server.url, drafts=f"127.0.0.1:{free_port()}", notify=said.append)) as cloud,
+        drafting_vllm(toys.toy(SEED), token_s=2e-3) as (server, *_),
+        TCPServer(("127.0.0.1", 0), type("Port", (BaseRequestHandler,), answers)) as port,
     ):
-        for _ in range(3):
-            assert written(toys.toy(SEED, 0.1), cloud).token_ids == alone
-        assert len(said) == 1 and "vLLM writes alone" in said[0]
+        Thread(target=port.serve_forever, args=[0.01], daemon=True).start()
+        where = f"127.0.0.1:{free_port() if says is None else port.server_address[1]}"
+        with closing(skydraft.connect(server.url, drafts=where, notify=said.append)) as cloud:
+            assert [written(toys.toy(SEED, 0.1), cloud).token_ids for _ in range(3)] == [alone] * 3
+        port.shutdown()
+    assert len(said) == 1 and "vLLM writes alone" in said[0]
 
 
 @pytest.mark.parametrize("what", ["port", "device", "vllm"])
@@ -137,6 +158,35 @@ def test_tokens_that_come_in_groups_are_noticed(alone: tuple[int, ...]) -> None:
         for _ in range(3):
             assert written(toys.toy(SEED, 9.0), cloud).token_ids == alone
     assert len(said) == 1 and "--stream-interval" in said[0]
+
+
+def test_a_text_may_be_long_before_its_first_draft() -> None:
+    texts, text = Texts(7, 64, 4096), np.arange(900, dtype=np.int32) % 60
+    writer = Mock(**{"is_closing.return_value": False, "transport.get_write_buffer_size.return_value": 0})
+    drafted = DraftedText(Mock(writer=writer, numbers=count(1), needs_prompts=False), text[:20], 20)
+    drafted.draft(Draft(1, 880, (1, 2, 3)), text)
+    device, sent = Device(texts), BytesIO(writer.write.call_args[0][0])
+    assert device.longest < 2000  # no prompt takes room where names are read
+    while head := sent.read(5):
+        device.take(head[:1], sent.read(int.from_bytes(head[1:], "little")))
+    assert texts.drafts_for([[1]], [900], text[None], {drafted._name.hex: (0, 20)}, 0.0) == [[1, 2, 3]]
+
+
+def test_a_port_that_reads_nothing_is_left_and_not_met_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skydraft.edge.stock.drafts._PAUSE_S", 0.0)
+
+    async def leave(address: str) -> Any:
+        port: Any = DraftPort(ServerOptions(address), print)
+        await port.meet(10.0)
+        port.writer.write(bytes(16 << 20))
+        transport, _ = port.writer.transport, await port.close()
+        return port.writer, port._work.done(), transport.get_write_buffer_size()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        left = shared_loop().begin(leave(f"127.0.0.1:{listener.getsockname()[1]}"))
+        with listener.accept()[0] as silent:
+            silent.sendall(HELLO % b"7" + b"\n")
+            assert left.result(10.0) == (None, True, 0)
 
 
 def test_drafts_are_for_a_vllm() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import numpy as np
@@ -178,8 +179,9 @@ def test_a_vllm_that_calls_otherwise_gets_no_drafts(runner: FakeModelRunner, giv
     assert found in ([], [[]])
 
 
-def test_junk_costs_fewer_and_fewer_rows_and_is_tried_again() -> None:
-    texts, row = Texts(K, VOCAB, 4096), np.full((1, 4096), 5, np.int32)
+@pytest.mark.parametrize("most", [1, K])
+def test_junk_costs_fewer_and_fewer_rows_and_is_tried_again(most: int) -> None:
+    texts, row = Texts(most, VOCAB, 4096), np.full((1, 4096), 5, np.int32)
     texts.add(Text("a", 8, [5] * 8))
     counts = []
     for length in range(9, 1200):
@@ -187,11 +189,11 @@ def test_junk_costs_fewer_and_fewer_rows_and_is_tried_again() -> None:
         texts._texts["a"].ids = [5] * (length - texts._texts["a"].offset) + [6] * 8
         (drafts,) = texts.drafts_for([[5]], [length], row, {"a": (0, 8)}, length * 1.0)
         counts.append(len(drafts))
-    assert counts[0] == K and sum(counts[100:]) < 0.05 * len(counts[100:]) and any(counts[300:])
+    assert counts[0] == most and sum(counts[100:]) < 0.05 * len(counts[100:]) and any(counts[300:])
     for length in range(1200, 3000):
         texts._texts["a"].ids, texts._texts["a"].offset = [5] * 80, length - 72
         (drafts,) = texts.drafts_for([[5]], [length], row, {"a": (0, 8)}, length * 1.0)
-    assert len(drafts) == K  # right again
+    assert len(drafts) == most  # right again
 
 
 @pytest.mark.parametrize(("row_ms", "fed"), [(1.0, K), (8.0, K), (90.0, 0)])
@@ -205,6 +207,14 @@ def test_rows_that_do_not_pay_are_not_fed(row_ms: float, fed: int) -> None:
         times.note(1, 100.0)
     assert counts[-1] == fed
     assert times.best(1, gains, may_delay=False) <= (fed if row_ms < 1.5 else 1)
+
+
+def test_a_pause_between_two_texts_is_no_step() -> None:
+    texts, now = Texts(K, VOCAB, 4096), 0.0
+    for index in range(18):
+        now += (60.0, 0.1)[index % 2]
+        texts.drafts_for([[5]], [9 + index % 2], np.zeros((1, 4096), np.int32), {}, now)
+    assert texts._times._ms == {1: pytest.approx(100.0)}
 
 
 def test_a_step_with_many_texts_takes_little_time() -> None:
@@ -226,6 +236,10 @@ def test_floods_and_half_open_connections_leave_places_to_others(monkeypatch: py
     monkeypatch.setattr("skydraft_vllm.port._GREETING_S", 1.0)
     runner = FakeModelRunner(K, VOCAB)
     host, port = port_of(runner).address.rsplit(":", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(port_of(runner), "_begin", Mock(side_effect=RuntimeError))  # no more threads may run
+        with socket.create_connection((host, int(port)), 10.0) as refused:
+            assert refused.recv(1) == b""
     silent = [socket.create_connection((host, int(port))) for _ in range(100)]
     time.sleep(1.5)  # they said nothing, so their places are free again
     noise = random.Random(0)
@@ -241,6 +255,7 @@ def test_floods_and_half_open_connections_leave_places_to_others(monkeypatch: py
         assert phone.socket.recv(1) == b""  # an id that the vocabulary does not have
     for each in silent:
         each.close()
+    until(lambda: not port_of(runner)._owners)
     port_of(runner).close()
 
 

@@ -181,7 +181,7 @@ class StockConnection:
     async def learn(self, timeout_s: float) -> TargetFacts:
         await self.ping(timeout_s)
         if self.drafts:
-            await self.drafts.meet()
+            await self.drafts.meet(timeout_s)
         asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
         info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
         return TargetFacts(info.model, named_weights(info.model))

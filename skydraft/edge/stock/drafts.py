@@ -5,6 +5,7 @@ the tokens come by the text's own request. What fails here costs speed alone.
 import asyncio
 import itertools
 import json
+import math
 import ssl
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from uuid import uuid4
 import numpy as np
 
 from skydraft.edge.channel import seen, shared_loop
+from skydraft.edge.stock.dialect import count
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import TokenIds
 from skydraft.protocol.address import parse_address
@@ -22,8 +24,10 @@ from skydraft.types import Draft
 NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
 _VERSION = 1
 _GREETING_S, _PAUSE_S = 5.0, 10.0  # between two tries
+_LONG_S = 60.0  # a connection that lasted so long worked
 _TAIL = 8  # tokens of a prompt that tell a text apart, if its name does
 _MANY = 64  # tokens
+_MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
 
@@ -39,22 +43,23 @@ class DraftPort:
         self.address, self._options, self._notify = options.target, options, notify
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
-        self._tried_at, self._is_told, self._num_grouped = -_PAUSE_S, False, 0
+        self._tried_at, self._used_at, self._is_told, self._num_grouped = -_PAUSE_S, 0.0, False, 0
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
         """The open connection. Where there is none, one is made in the background."""
-        now = shared_loop().now()
+        self._used_at = now = shared_loop().now()
         if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
             self._met.clear()
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
         return self._writer
 
-    async def meet(self) -> None:
+    async def meet(self, timeout_s: float) -> None:
         """Wait until it is known whether drafts are taken."""
         if self.writer is None:
-            await self._met.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._met.wait(), timeout_s)
 
     async def _keep(self) -> None:
         """Connect, and wait for the end of the connection."""
@@ -66,20 +71,22 @@ class DraftPort:
                 token = (self._options.token or "").encode()
                 writer.write(message(b"H", token))
                 hello = json.loads(await reader.readline() or b"{}")
-                if hello.get("version") != _VERSION:
+                if count(hello, "version") != _VERSION or not (most := count(hello, "drafts")):
                     raise ValueError("it speaks another version" if hello else "it closed the connection")
-                self.needs_prompts, self.most = not hello.get("names"), int(hello.get("drafts", 0))
-            self._writer, self._is_told = writer, False
+                self.needs_prompts, self.most = not hello.get("names"), most
+            self._writer = writer
             self._met.set()
             await reader.read(1)  # nothing comes but the end
-        except (OSError, ValueError, AttributeError, TimeoutError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             reason = str(error) or "it does not answer"
         finally:
             self._writer, self.most = None, 0
             self._met.set()
             if writer is not None:
-                writer.close()
-        if not self._is_told:
+                writer.transport.abort()  # to close would wait until the port has read all
+        now = shared_loop().now()
+        self._is_told &= now - self._tried_at < _LONG_S
+        if not self._is_told and now - self._used_at < _LONG_S:
             self._is_told = True
             self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
 
@@ -94,10 +101,11 @@ class DraftPort:
         return ssl.create_default_context(cadata=ca.decode("ascii") if ca else None) if self._options.uses_tls else None
 
     async def close(self) -> None:
+        self._tried_at = math.inf  # no text that ends later connects again
+        self._met.set()
         if self._work is not None:
             self._work.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._work
+            await asyncio.wait((self._work,))
 
 
 class DraftedText:
@@ -106,7 +114,7 @@ class DraftedText:
 
     def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int) -> None:
         self._name = uuid4()
-        self._port, self._prefix, self._prompt_len = port, prefix, prompt_len
+        self.port, self._prefix, self._prompt_len = port, prefix, prompt_len
         self._known: asyncio.StreamWriter | None = None  # the connection that knows the text
         self._number = 0
         self._told = list[int]()  # what the port takes for the tokens after the prefix
@@ -124,14 +132,15 @@ class DraftedText:
     def draft(self, branch: Draft, text: TokenIds) -> tuple[int, int, list[int]]:
         """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
         written. Returns the number of bytes sent, and the tokens with their place after the prompt."""
-        if (writer := self._port.writer) is None or writer.transport.get_write_buffer_size() > _MOST_HELD:
+        writer = self.port.writer
+        if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > _MOST_HELD:
             return 0, 0, []
         begin, text, sent = self._prompt_len + branch.base - len(self._prefix), text[len(self._prefix) :], b""
         drafts, begin = branch.token_ids[max(-begin, 0) :], max(begin, 0)
         if writer is not self._known:
-            self._known, self._number = writer, next(self._port.numbers)
+            self._known, self._number = writer, next(self.port.numbers)
             self._told, self._num_same = [], 0
-            tail = self._prefix if self._port.needs_prompts else self._prefix[-_TAIL:]
+            tail = self._prefix if self.port.needs_prompts else self._prefix[-_TAIL:]
             content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail.astype("<i4").tobytes()
             sent = message(b"T", content)
         now = [*text[self._num_same : begin].tolist(), *drafts]
@@ -141,13 +150,14 @@ class DraftedText:
         place, now = self._num_same + num_equal, now[num_equal:]
         self._told[place:] = now
         self._num_same = min(place, begin)
-        if now:
-            sent += message(b"D", _DRAFT.pack(self._number, place) + np.array(now, "<i4").tobytes())
+        for index in range(0, len(now), _MOST_TOLD):
+            part = np.array(now[index : index + _MOST_TOLD], "<i4").tobytes()
+            sent += message(b"D", _DRAFT.pack(self._number, place + index) + part)
         writer.write(sent)
         return len(sent), place + len(self._prefix) - self._prompt_len, now
 
     def end(self) -> None:
-        if self._known is not None and self._known is self._port.writer:
+        if self._known is not None and self._known is self.port.writer:
             self._known.write(message(b"E", _END.pack(self._number)))
 
 

@@ -192,8 +192,8 @@ class StockText:
     def _is_draft(self, row: Row) -> bool:
         """Whether the last token was a draft that vLLM has checked: it came with its next one."""
         is_sent = self._drafted is not None and self._drafted.has_sent(self._text)
-        if row.goes_on and not is_sent and self._server.drafts:
-            self._server.drafts.grouped()
+        if row.goes_on and not is_sent and self._drafted is not None:
+            self._drafted.port.grouped()
         return row.goes_on and is_sent
 
     def draft(self, draft: Draft) -> None:
