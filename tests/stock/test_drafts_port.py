@@ -211,7 +211,7 @@ def test_rows_that_do_not_pay_are_not_fed(row_ms: float, fed: int) -> None:
 
 def test_a_pause_between_two_texts_is_no_step() -> None:
     texts, now = Texts(K, VOCAB, 4096), 0.0
-    for index in range(18):
+    for index in range(17):
         now += (60.0, 0.1)[index % 2]
         texts.drafts_for([[5]], [9 + index % 2], np.zeros((1, 4096), np.int32), {}, now)
     assert texts._times._ms == {1: pytest.approx(100.0)}
