@@ -1,6 +1,6 @@
 """Chinese tasks with one right answer, made from seeds: word problems, and extraction into a schema.
 
-python -m bench chinese      writes the sets zh-words and zh-extract into skydraft/evaluation/tasks
+python -m bench chinese      writes the sets zh-words and zh-extract into skydraft/lab/evaluation/tasks
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import skydraft.evaluation.tasks as tasks
+import skydraft.lab.tasks as tasks
 from skydraft.grammars import json_schema
 
 NUM_ITEMS = 400  # of each kind: half of them dev, half held-out

@@ -34,11 +34,11 @@ import skydraft
 from bench.recorded_draft import KeptRows, RecordedDraft
 from bench.workload import machine, prompts
 from skydraft import EngineOptions, Generation, decoding_params
+from skydraft.decoding.accounts.stats import percentile
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import percentile
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
-from skydraft.evaluation.modes import Mode, parse_modes
+from skydraft.lab.evaluation.modes import Mode, parse_modes
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 from skydraft.types import StepRecord

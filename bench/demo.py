@@ -12,14 +12,14 @@ from collections import defaultdict
 from rich.console import Console
 
 from skydraft import api
-from skydraft.cli.pair_options import ModelChoice
+from skydraft.cli.options.pair import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
 from skydraft.config import decoding_params
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.scoring import scores
+from skydraft.lab.evaluation.scoring import scores
 
 MODES = {
     "edge": "the small model alone",

@@ -13,7 +13,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from skydraft.evaluation.delayed_link import DelayedLink
+from skydraft.lab.evaluation.delayed_link import DelayedLink
 
 
 @dataclass(frozen=True, slots=True)

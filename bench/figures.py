@@ -12,8 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.records import read_records
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.records import read_records
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -26,7 +26,7 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.generation import Generation
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.modes import parse_modes
+from skydraft.lab.evaluation.modes import parse_modes
 from skydraft.models import default_pair
 
 DATA = Path(__file__).parent.parent / "data"

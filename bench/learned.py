@@ -31,18 +31,18 @@ from skydraft.decoding.plan import make_plan
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.comparison import request_of
-from skydraft.evaluation.modes import Mode, parse_mode
-from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.report.plots import load_pyplot
-from skydraft.evaluation.tasks.sets import read_tasks
-from skydraft.evaluation.workloads import Workload
 from skydraft.intervals import Figure, Resamples, cell, share
-from skydraft.learning.answering import NUM_SIDE_BY_SIDE, Answering
-from skydraft.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
-from skydraft.learning.dataset import prepare, weights_of
-from skydraft.learning.lessons import Lesson, Store
-from skydraft.learning.training import TrainSettings, train
+from skydraft.lab.evaluation.comparison import request_of
+from skydraft.lab.evaluation.modes import Mode, parse_mode
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.evaluation.report.plots import load_pyplot
+from skydraft.lab.evaluation.workloads import Workload
+from skydraft.lab.learning.answering import NUM_SIDE_BY_SIDE, Answering
+from skydraft.lab.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
+from skydraft.lab.learning.dataset import prepare, weights_of
+from skydraft.lab.learning.lessons import Lesson, Store
+from skydraft.lab.learning.training import TrainSettings, train
+from skydraft.lab.tasks.sets import read_tasks
 from skydraft.models import cache_dir, default_pair
 
 SETS = ("arithmetic", "zh-words", "zh-extract", "calendar", "logic")

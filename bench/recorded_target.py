@@ -28,9 +28,9 @@ from skydraft.access.limits import Limits
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.server import serve
 from skydraft.cloud.worker import Worker
-from skydraft.decoding.cost_model import row_ms
+from skydraft.decoding.race.cost_model import row_ms
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.checkpoints.engine import weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ListEngine

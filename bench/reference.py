@@ -12,7 +12,7 @@ from typing import TypeAlias
 import click
 
 from skydraft.cli.main import cli
-from skydraft.cli.sections import Command
+from skydraft.cli.options.sections import Command
 
 Rows: TypeAlias = list[tuple[str, str]]
 _WIDTH = 114  # of lines, on every terminal

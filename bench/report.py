@@ -12,12 +12,12 @@ from bench.workload import PROMPTS_FILE
 from skydraft import decoding_params
 from skydraft.cli.progress import counted
 from skydraft.engines.options import EngineOptions
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import parse_modes
-from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import write_report
-from skydraft.evaluation.workloads import read_prompts
+from skydraft.lab.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.modes import parse_modes
+from skydraft.lab.evaluation.records import read_records
+from skydraft.lab.evaluation.report.page import write_report
+from skydraft.lab.evaluation.workloads import read_prompts
 from skydraft.models import default_pair
 
 MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality,auto,auto;k=12;hand-back=0,auto;gate=calibrated:0.9"

@@ -18,9 +18,9 @@ import skydraft
 from bench.learned import OPTIONS, served
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
-from skydraft.learning.answering import Answering
-from skydraft.learning.dataset import weights_of
-from skydraft.learning.lessons import Store
+from skydraft.lab.learning.answering import Answering
+from skydraft.lab.learning.dataset import weights_of
+from skydraft.lab.learning.lessons import Store
 from skydraft.models import default_pair
 from skydraft.prompts.messages import asked
 

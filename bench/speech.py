@@ -18,8 +18,8 @@ from bench.clients import serving
 from recipes.tiny_omni.attributes import CLASSES as ATTRIBUTES
 from recipes.tiny_omni.captions import read_attributes
 from skydraft.cli.main import run
-from skydraft.evaluation.findings import Findings, Setting
-from skydraft.evaluation.records import Records, read_records
+from skydraft.lab.evaluation.findings import Findings, Setting
+from skydraft.lab.evaluation.records import Records, read_records
 
 HELDOUT = Path(__file__).parent.parent / "data" / "speech_zh_heldout" / "truth.jsonl"
 MODES = "cloud,edge,fluency,quality,lossless;k=6,lossless"

@@ -1,11 +1,21 @@
-"""skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks."""
+"""skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks.
+
+The package has three groups. The first is the pair, and a newcomer reads it alone:
+
+- `engines` turn tokens into logits; `choosing` turns logits into a token; `prompts` turn messages into tokens.
+- `decoding` drafts, verifies and commits; `gating` says which blocks are checked. Begin with `decoding/loop.py`.
+- `protocol`, `edge` and `cloud` let the two models work on two machines; `access` has keys and shares.
+- `models` finds and fetches files; `api` is the public interface, which this module offers.
+
+`gateway` is the second group, and `lab` (evaluation, tasks, learning) the third. `cli` is the command line of all.
+"""
 
 from skydraft.api import connect, generate, load, start, without_model
 from skydraft.config import DecodingParams, decoding_params
+from skydraft.decoding.accounts.stats import Stats
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import Stats
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import SkydraftError

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skydraft.config import DecodingParams, Execution
+from skydraft.decoding.accounts.prices import parse_prices
 from skydraft.decoding.builder import start_generation
 from skydraft.decoding.generation import Generation, Observer, Watch
 from skydraft.decoding.plan import Plan, make_plan
-from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
@@ -91,7 +91,7 @@ def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: P
     """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
     that is as large as a target unless `force`, and where that model is here; UnknownModel, ModelFilesError and
     BrokenModel."""
-    from skydraft.engines.llama_weights import quantize
+    from skydraft.engines.llama.weights import quantize
 
     cache = cache_dir()
     source = resolve(model, cache, progress=progress)
@@ -164,7 +164,7 @@ def without_model(cloud: Engine | Cloud) -> Engine:
     """
     if isinstance(cloud, Engine):
         return VocabularyOnly(cloud.vocab)
-    from skydraft.engines.llama_weights import read_vocabulary
+    from skydraft.engines.llama.weights import read_vocabulary
 
     if not (content := cloud.vocabulary()):
         says = f"{cloud.name} gives no vocabulary, which a device without a model needs."

@@ -9,7 +9,7 @@ import pytest
 
 from skydraft.choosing.grammar import complaint
 from skydraft.errors import NetworkUnavailable, OptionError
-from skydraft.evaluation.tasks.sandbox import run
+from skydraft.lab.tasks.sandbox import run
 from skydraft.models.manifest import Part
 from skydraft.models.sources import pip_wheel
 
@@ -39,7 +39,7 @@ def run_code() -> None:
 CHILDREN: dict[str, Callable[[], None]] = {
     "skydraft/choosing/grammar.py": check_grammar,
     "skydraft/models/sources.py": download,
-    "skydraft/evaluation/tasks/sandbox.py": run_code,
+    "skydraft/lab/tasks/sandbox.py": run_code,
 }
 
 

@@ -22,7 +22,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import SkydraftError
 from skydraft.gating.calibration import read_calibration
 from skydraft.gating.hand_back import HandBack
-from skydraft.learning.lessons import Store, encode
+from skydraft.lab.learning.lessons import Store, encode
 
 from .engines.adapters import change
 from .gating.test_calibration import written as calibration

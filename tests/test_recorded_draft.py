@@ -15,7 +15,7 @@ from bench.recorded_draft import KeptRows, RecordedDraft
 from bench.recorded_target import KeptChoices, RecordedModel, Recording
 from skydraft.config import DecodingParams
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.modes import parse_mode
+from skydraft.lab.evaluation.modes import parse_mode
 
 from .serving import serving
 

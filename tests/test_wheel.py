@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from skydraft import __version__
-from skydraft.engines.checkpoint import _FITTING
+from skydraft.engines.checkpoints.engine import _FITTING
 
 from .starting import ROOT
 

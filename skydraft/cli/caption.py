@@ -16,11 +16,11 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.options import DecodingChoice, GateChoice, as_text, decoding_section, gate_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.options.decoding import DecodingChoice, GateChoice, as_text, decoding_section, gate_section
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.options.sections import Command, option, section
+from skydraft.cli.options.speech import STYLE, SpeechChoice, speech_section
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command, option, section
-from skydraft.cli.speech_options import STYLE, SpeechChoice, speech_section
 from skydraft.cli.terminal import TERMINAL
 from skydraft.config import CAPTION_PROMPT
 from skydraft.decoding.generation import Generation

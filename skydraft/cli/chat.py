@@ -10,10 +10,21 @@ from typing import Any
 import click
 
 from skydraft import api
-from skydraft.cli import options
 from skydraft.cli.generate import caught_interrupt
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
-from skydraft.cli.sections import Command, loose, option, section
+from skydraft.cli.options.decoding import (
+    Color,
+    DecodingChoice,
+    GateChoice,
+    KeepChoice,
+    OutputChoice,
+    as_text,
+    decoding_section,
+    gate_section,
+    keep_section,
+    open_for_writing,
+)
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.options.sections import Command, loose, option, section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
@@ -35,16 +46,16 @@ Colours: plain, the small model wrote it and was sure; green, the large one conf
 one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
-_output_section = section("output", "Chat", options.OutputChoice, [
-    option("--color", None, "Colour each token by its origin.", type=options.Color, default="auto"),
+_output_section = section("output", "Chat", OutputChoice, [
+    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
     option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
 ])  # fmt: skip
 
 
 @dataclass
 class Talk:
-    gate: options.GateChoice
-    decoding: options.DecodingChoice
+    gate: GateChoice
+    decoding: DecodingChoice
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
 
@@ -54,16 +65,16 @@ class Talk:
 
 
 @click.command(cls=Command)
-@options.gate_section
-@loose("Chat", [option("-s --system", "TEXT", "System prompt.", callback=options.as_text)])
+@gate_section
+@loose("Chat", [option("-s --system", "TEXT", "System prompt.", callback=as_text)])
 @_output_section
-@options.decoding_section
+@decoding_section
 @cloud_section
 @models_section
-@options.keep_section
+@keep_section
 def chat(
-    system: str | None, output: options.OutputChoice, decoding: options.DecodingChoice, gate: options.GateChoice,
-    cloud: CloudChoice, models: ModelChoice, keep: options.KeepChoice,
+    system: str | None, output: OutputChoice, decoding: DecodingChoice, gate: GateChoice,
+    cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 ) -> None:  # fmt: skip
     """Talk to the pair. The conversation stays in both models' caches, so that later answers begin sooner.
 
@@ -123,12 +134,12 @@ def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
 
 def _save(talk: Talk, name: str) -> None:
     turns = [{"role": turn.role, "content": turn.content, **dict(turn.more)} for turn in talk.messages]
-    with options.open_for_writing(Path(name)) as file:
+    with open_for_writing(Path(name)) as file:
         json.dump(turns, file, ensure_ascii=False, indent=1)
     TERMINAL.say(f"{len(turns)} messages written to {name}, as JSON.")
 
 
-def _answer(talk: Talk, edge: Any, target: Any, output: options.OutputChoice, keep: options.KeepChoice) -> None:
+def _answer(talk: Talk, edge: Any, target: Any, output: OutputChoice, keep: KeepChoice) -> None:
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     request = GenerateRequest(
         talk.messages, talk.gate.plan, talk.decoding.params(max_new_tokens=_MAX_NEW_TOKENS), think=talk.decoding.think,

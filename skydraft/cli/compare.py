@@ -11,27 +11,27 @@ from typing import Any
 
 import click
 
-from skydraft.cli.options import DecodingChoice, decoding_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.options.decoding import DecodingChoice, decoding_section
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.options.sections import Command, loose, option, section
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command, loose, option, section
 from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import MissingDependency, OptionError
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair
-from skydraft.evaluation.comparison import compare as run_comparison
-from skydraft.evaluation.delayed_link import DelayedLink
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.modes import parse_modes
-from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import write_report
-from skydraft.evaluation.report.plots import load_pyplot
-from skydraft.evaluation.runner import alone_in
-from skydraft.evaluation.summary import SettingFigures
-from skydraft.evaluation.tasks.sets import SETS, read_tasks
-from skydraft.evaluation.workloads import Workload, read_prompts
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
 from skydraft.gating.hand_back import HandBack, parse_hand_back
+from skydraft.lab.evaluation.comparison import ComparisonRequest, LoadedPair
+from skydraft.lab.evaluation.comparison import compare as run_comparison
+from skydraft.lab.evaluation.delayed_link import DelayedLink
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.modes import parse_modes
+from skydraft.lab.evaluation.records import read_records
+from skydraft.lab.evaluation.report.page import write_report
+from skydraft.lab.evaluation.report.plots import load_pyplot
+from skydraft.lab.evaluation.runner import alone_in
+from skydraft.lab.evaluation.summary import SettingFigures
+from skydraft.lab.evaluation.workloads import Workload, read_prompts
+from skydraft.lab.tasks.sets import SETS, read_tasks
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import load_audio
 from skydraft.prompts.messages import asked
@@ -205,7 +205,7 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
     compared with the target's choice. Use prompts like your later ones.
     """
     from skydraft.gating.fitting import agreement, fit
-    from skydraft.learning.calibrating import label_texts, side_of
+    from skydraft.lab.learning.calibrating import label_texts, side_of
 
     base, cloud = models.load_pair()
     edge = base.adapters.choose(None, ())
@@ -220,7 +220,7 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
 
 def keep_calibration(calibration: Calibration, out: Path | None = None) -> None:
     """Write it, and print what some agreements take with each hand-back, in blocks as long as those of mode auto."""
-    from skydraft.learning.calibrating import write_calibration
+    from skydraft.lab.learning.calibrating import write_calibration
 
     out, k = write_calibration(calibration, cache_dir(), out), make_plan("auto").k or MAX_BLOCK
     alone = calibration.curve(k, HandBack()).points[-1].agreement

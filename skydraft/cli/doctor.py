@@ -14,18 +14,18 @@ from rich.console import Console
 
 from skydraft import api
 from skydraft.characters import one_line
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
-from skydraft.cli.sections import Command
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.options.sections import Command
 from skydraft.cli.terminal import TERMINAL, console_for
 from skydraft.config import DecodingParams, free_bytes
+from skydraft.decoding.accounts.stats import Stats
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.stats import Stats
 from skydraft.edge.cloud import Cloud
 from skydraft.edge.server import OURS
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import check_same
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.comparison import installed
+from skydraft.lab.evaluation.comparison import installed
 from skydraft.models import KNOWN, cache_dir, present, resolve
 from skydraft.models.fetch import verify
 from skydraft.protocol.address import is_url, parse_addresses

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skydraft.access.keys import Keyring
-from skydraft.cli.options import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, server_section, serving_models_section
-from skydraft.cli.sections import Command, configured, listening, loose, option
+from skydraft.cli.options.decoding import DecodingChoice, KeepChoice, as_text, decoding_section, keep_section
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, server_section, serving_models_section
+from skydraft.cli.options.sections import Command, configured, listening, loose, option
 from skydraft.cli.terminal import TERMINAL
 from skydraft.cloud.logs import log_to_stderr
 from skydraft.decoding.plan import make_plan

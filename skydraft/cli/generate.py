@@ -14,12 +14,23 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli import options
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, cloud_section, models_section
-from skydraft.cli.sections import Command, loose, option
-from skydraft.cli.speech_options import STYLE, SpeechChoice, audio_line, audio_section
+from skydraft.cli.options.decoding import (
+    DecodingChoice,
+    GateChoice,
+    KeepChoice,
+    OutputChoice,
+    as_text,
+    decoding_section,
+    gate_section,
+    keep_section,
+    open_for_writing,
+    output_section,
+)
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, cloud_section, models_section
+from skydraft.cli.options.sections import Command, loose, option
+from skydraft.cli.options.speech import STYLE, SpeechChoice, audio_line, audio_section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens, trace_line
-from skydraft.decoding.audits import Auditor
+from skydraft.decoding.accounts.audits import Auditor
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import PromptError
@@ -32,19 +43,19 @@ _RAW = option("--raw", None, "Continue PROMPT as it is, without the model's chat
 
 
 @click.command(cls=Command)
-@click.argument("prompt", required=False, callback=options.as_text)
-@options.gate_section
-@loose("What to write", [option("-s --system", "TEXT", "System prompt.", callback=options.as_text), _RAW])
-@options.decoding_section
-@options.output_section
+@click.argument("prompt", required=False, callback=as_text)
+@gate_section
+@loose("What to write", [option("-s --system", "TEXT", "System prompt.", callback=as_text), _RAW])
+@decoding_section
+@output_section
 @cloud_section
 @models_section
-@options.keep_section
+@keep_section
 @audio_section
 def generate(
-    prompt: str | None, system: str | None, raw: bool, speech: SpeechChoice, decoding: options.DecodingChoice,
-    gate: options.GateChoice, cloud: CloudChoice, models: ModelChoice, output: options.OutputChoice,
-    keep: options.KeepChoice,
+    prompt: str | None, system: str | None, raw: bool, speech: SpeechChoice, decoding: DecodingChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, output: OutputChoice,
+    keep: KeepChoice,
 ) -> int:  # fmt: skip
     """Answer PROMPT; - reads it from stdin. Piped text goes before any other PROMPT.
 
@@ -62,7 +73,7 @@ def generate(
         raw=raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution, breaks_loops=gate.breaks_loops, with_signals=output.trace is not None,
     )  # fmt: skip
-    tracing = options.open_for_writing(output.trace) if output.trace else nullcontext()
+    tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
         tracing as trace,
         cloud.sides(models, gate.plan, audits=keep.audit_share > 0) as (edge, target),
@@ -80,7 +91,7 @@ def generate(
     return INTERRUPTED if generation.finish_reason == "interrupted" else int(is_cut)
 
 
-def _show(generation: Generation, output: options.OutputChoice, trace: TextIO | None) -> None:
+def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
@@ -121,7 +132,7 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 
 
 def _finish(
-    generation: Generation, audio: dict[str, Any] | None, output: options.OutputChoice, auditor: Auditor | None
+    generation: Generation, audio: dict[str, Any] | None, output: OutputChoice, auditor: Auditor | None
 ) -> None:
     stats = generation.stats
     if auditor and (output.json or not output.quiet):

@@ -7,16 +7,16 @@ import click
 
 from skydraft.characters import json_line, one_line
 from skydraft.cli.compare import keep_calibration
-from skydraft.cli.pair_options import ModelChoice, models_section
+from skydraft.cli.options.pair import ModelChoice, models_section
+from skydraft.cli.options.sections import Command
 from skydraft.cli.progress import counted
-from skydraft.cli.sections import Command
 from skydraft.cli.terminal import TERMINAL
 from skydraft.errors import OptionError
 from skydraft.files import is_adapter_name
 from skydraft.gating.fitting import agreement
-from skydraft.learning.calibrating import calibrate_lessons, read_lessons
-from skydraft.learning.dataset import MIN_GENERATIONS, choose
-from skydraft.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store
+from skydraft.lab.learning.calibrating import calibrate_lessons, read_lessons
+from skydraft.lab.learning.dataset import MIN_GENERATIONS, choose
+from skydraft.lab.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store
 from skydraft.models import adapters, cache_dir
 from skydraft.types import short_weights
 

@@ -12,28 +12,28 @@ from typing import Any
 import click
 
 from skydraft.cli.learn import learn
-from skydraft.cli.options import DecodingChoice, as_text, decoding_section
-from skydraft.cli.pair_options import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.options.decoding import DecodingChoice, as_text, decoding_section
+from skydraft.cli.options.pair import CloudChoice, ModelChoice, models_section, server_section
+from skydraft.cli.options.sections import Command, loose, option
 from skydraft.cli.progress import counted, showing
-from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import TERMINAL
+from skydraft.decoding.accounts.prices import parse_prices
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.prices import parse_prices
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, PromptError, RecordsError
-from skydraft.evaluation.comparison import request_of
-from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.tasks.sets import SETS, read_tasks
-from skydraft.evaluation.workloads import read_lines, read_prompts
 from skydraft.files import ADAPTER, write_whole
-from skydraft.learning import dataset, training
-from skydraft.learning.answering import Answering
-from skydraft.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
-from skydraft.learning.lessons import Store
+from skydraft.lab.evaluation.comparison import request_of
+from skydraft.lab.evaluation.modes import Mode
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.evaluation.workloads import read_lines, read_prompts
+from skydraft.lab.learning import dataset, training
+from skydraft.lab.learning.answering import Answering
+from skydraft.lab.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
+from skydraft.lab.learning.lessons import Store
+from skydraft.lab.tasks.sets import SETS, read_tasks
 from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
 

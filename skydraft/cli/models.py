@@ -5,9 +5,9 @@ import click
 
 from skydraft import api
 from skydraft.characters import json_line
-from skydraft.cli.pair_options import SOURCE_OPTION
+from skydraft.cli.options.pair import SOURCE_OPTION
+from skydraft.cli.options.sections import Command, loose, option
 from skydraft.cli.progress import downloads
-from skydraft.cli.sections import Command, loose, option
 from skydraft.cli.terminal import console_for
 from skydraft.errors import UnknownModel
 from skydraft.models.adapters import all_adapters

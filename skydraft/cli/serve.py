@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from skydraft.access.limits import Limits
-from skydraft.cli.pair_options import ModelChoice, served_model_section
-from skydraft.cli.sections import PORTS, Command, configured, listening, loose, option, section
+from skydraft.cli.options.pair import ModelChoice, served_model_section
+from skydraft.cli.options.sections import PORTS, Command, configured, listening, loose, option, section
 from skydraft.cloud.options import ServeOptions
 from skydraft.config import Execution
 from skydraft.models.manifest import KNOWN

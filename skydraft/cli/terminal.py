@@ -15,9 +15,9 @@ from rich.style import Style
 from rich.text import Text
 
 from skydraft.characters import json_line, one_line, rounded, visible
-from skydraft.decoding.audits import Auditor
+from skydraft.decoding.accounts.audits import Auditor
+from skydraft.decoding.accounts.stats import AuditFigures
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.stats import AuditFigures
 from skydraft.gating.gates import is_copying
 from skydraft.origins import LOOKS
 from skydraft.types import Origin, Round, Token

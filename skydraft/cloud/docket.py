@@ -13,7 +13,7 @@ from skydraft.access.limits import Limits, RowBudget
 from skydraft.access.shares import WorkShares
 from skydraft.cloud import log
 from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
-from skydraft.decoding.branch import num_fed
+from skydraft.decoding.race.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRefused, SessionNotFound, SkydraftError

@@ -17,7 +17,7 @@ from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
-from skydraft.decoding.branch import MAX_AHEAD, MAX_KEPT
+from skydraft.decoding.race.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
 from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
 from skydraft.types import Draft, Verdict

@@ -13,7 +13,7 @@ import numpy as np
 from skydraft.access.limits import Limits
 from skydraft.access.shares import Shares
 from skydraft.config import Execution
-from skydraft.decoding.branch import Branch, Worth
+from skydraft.decoding.race.branch import Branch, Worth
 from skydraft.decoding.verification import TargetSession
 from skydraft.engines.base import Engine
 from skydraft.errors import Diverged, ProtocolError, SessionNotFound, SessionTaken, TargetChanged, VocabularyMismatch

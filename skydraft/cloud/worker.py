@@ -15,7 +15,7 @@ from skydraft.cloud import log
 from skydraft.cloud.docket import TICK_S, Batch, Docket, Job
 from skydraft.cloud.sessions import ServedModel
 from skydraft.config import Execution
-from skydraft.decoding.cost_model import row_ms
+from skydraft.decoding.race.cost_model import row_ms
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Rows
 

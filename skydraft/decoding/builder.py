@@ -9,17 +9,17 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
 from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams, Execution
-from skydraft.decoding.ahead import Ahead
-from skydraft.decoding.block_length import Blocks
+from skydraft.decoding.accounts.scoring import Scores
 from skydraft.decoding.context import Context
-from skydraft.decoding.copying import Copies
-from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.generation import Generation, Watch
 from skydraft.decoding.loop import SpeculativeLoop
 from skydraft.decoding.plan import Plan
+from skydraft.decoding.race.ahead import Ahead
+from skydraft.decoding.race.block_length import Blocks
+from skydraft.decoding.race.copying import Copies
+from skydraft.decoding.race.cost_model import CostModel
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import Scores
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats

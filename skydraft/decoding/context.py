@@ -1,6 +1,6 @@
 from collections.abc import Sequence as Seq
 
-from skydraft.decoding.scoring import Scores
+from skydraft.decoding.accounts.scoring import Scores
 from skydraft.engines.base import TokenBuffer
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BaseMismatch

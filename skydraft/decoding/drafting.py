@@ -9,8 +9,8 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import MAX_K, DecodingParams, Execution
+from skydraft.decoding.accounts.scoring import Scores
 from skydraft.decoding.context import Context
-from skydraft.decoding.scoring import Scores
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.gating.gates import CERTAIN, is_looping, measure

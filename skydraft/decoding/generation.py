@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from skydraft.choosing.thinking import tagged_pieces, tags_of
+from skydraft.decoding.accounts.receipt import Receipt, Sent, receipt_of
+from skydraft.decoding.accounts.scoring import prompt_scores
+from skydraft.decoding.accounts.stats import Stats, stats_of
 from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.decoding.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.scoring import prompt_scores
-from skydraft.decoding.stats import Stats, stats_of
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab

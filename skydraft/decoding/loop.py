@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from skydraft.choosing.thinking import ThinkingAlong
-from skydraft.decoding.ahead import Ahead
 from skydraft.decoding.context import Context
-from skydraft.decoding.copying import Copies
 from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.race.ahead import Ahead
+from skydraft.decoding.race.copying import Copies
 from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.base import Seats

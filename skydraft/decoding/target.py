@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from skydraft.config import MAX_K, DecodingParams, Execution
-from skydraft.decoding.branch import Branch, Came, Worth, num_fed
+from skydraft.decoding.accounts.prices import Prices
+from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.context import Context
-from skydraft.decoding.cost_model import row_ms
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.prices import Prices
-from skydraft.decoding.receipt import Sent
+from skydraft.decoding.race.branch import Branch, Came, Worth, num_fed
+from skydraft.decoding.race.cost_model import row_ms
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine

@@ -9,9 +9,9 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
-from skydraft.decoding.branch import Came
-from skydraft.decoding.receipt import Sent
-from skydraft.decoding.scoring import score
+from skydraft.decoding.accounts.receipt import Sent
+from skydraft.decoding.accounts.scoring import score
+from skydraft.decoding.race.branch import Came
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded

@@ -7,7 +7,7 @@ from typing import Annotated
 from filelock import FileLock
 from pydantic import Field, TypeAdapter
 
-from skydraft.decoding.prices import Prices
+from skydraft.decoding.accounts.prices import Prices
 from skydraft.errors import BudgetSpent, OptionError
 from skydraft.files import read_file, set_aside, write_whole
 from skydraft.types import LinkCost

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from skydraft.characters import one_line
+from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.context import Context
-from skydraft.decoding.receipt import Sent
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget

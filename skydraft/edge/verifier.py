@@ -11,8 +11,8 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, TypeAlias
 
 from skydraft import errors
-from skydraft.decoding.branch import Came
 from skydraft.decoding.context import Context
+from skydraft.decoding.race.branch import Came
 from skydraft.decoding.request import GenerateRequest
 from skydraft.edge.channel import Waiting, seen, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from skydraft.config import free_bytes
-from skydraft.engines.llama_library import kv_facts, load_library
+from skydraft.engines.llama.library import kv_facts, load_library
 from skydraft.engines.slots import SHORT
 
 ENOUGH = 32_768  # tokens, for coding agents

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from skydraft.engines.base import Engine, Sequence
-from skydraft.engines.llama_library import is_busy
+from skydraft.engines.llama.library import is_busy
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.row_costs import RowProfile
 from skydraft.files import read_file, write_whole

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from skydraft.engines.base import Engine
-from skydraft.engines.checkpoint import is_omni
+from skydraft.engines.checkpoints.engine import is_omni
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.toy import open_toy
 
@@ -13,13 +13,13 @@ def open_engine(spec: str, path: Path | None, options: EngineOptions) -> Engine:
     if path is None:
         return open_toy(spec, options.context_len, options.max_sequences)
     if path.is_file():
-        from skydraft.engines.llamacpp import LlamaCppEngine
+        from skydraft.engines.llama.engine import LlamaCppEngine
 
         return LlamaCppEngine(path, options, name=spec)
     if is_omni(path):
-        from skydraft.engines.transformers_omni import OmniEngine
+        from skydraft.engines.checkpoints.omni import OmniEngine
 
         return OmniEngine(path, options, name=spec)
-    from skydraft.engines.transformers_text import TransformersEngine
+    from skydraft.engines.checkpoints.text import TransformersEngine
 
     return TransformersEngine(path, options, name=spec)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
-from skydraft.gateway.answers import Answer, Choice, Run, WrittenCall
+from skydraft.gateway.answers import Answer, Choice, Run, WrittenCall, token_logprobs
 from skydraft.gateway.desk import Ended, Event
 from skydraft.gateway.items import (
     AS_ROLE,
@@ -27,7 +27,6 @@ from skydraft.gateway.items import (
     calling_of,
     flat,
 )
-from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.messages import Role

@@ -6,11 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from skydraft.gateway.answers import Choice
+from skydraft.gateway.answers import Choice, text_logprobs
 from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.desk import Began, Event
 from skydraft.gateway.items import Some
-from skydraft.gateway.logprobs import text_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, instead
 from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, Ask, Body, MaxTokens, TokenIds
 from skydraft.types import Score

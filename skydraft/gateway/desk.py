@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from skydraft.access.shares import Shares
+from skydraft.decoding.accounts.receipt import Receipt
+from skydraft.decoding.accounts.stats import Stats
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.receipt import Receipt
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import Stats
 from skydraft.errors import CloudLost, SkydraftError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from skydraft import api
 from skydraft.config import DEFAULT_MODE, MODES
-from skydraft.decoding.audits import Auditor
+from skydraft.decoding.accounts.audits import Auditor
 from skydraft.decoding.generation import Generation, Observer
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall
+from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall, token_logprobs
 from skydraft.gateway.items import (
     AS_ROLE,
     BY_KIND,
@@ -30,7 +30,6 @@ from skydraft.gateway.items import (
     calling_of,
     flat,
 )
-from skydraft.gateway.logprobs import token_logprobs
 from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
 from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import Piece

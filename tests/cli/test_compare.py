@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.runner import alone_in
+from skydraft.lab.evaluation.runner import alone_in
 
 from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
 from ..serving import Serving, serving

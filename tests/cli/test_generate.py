@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.cli.pair_options import ModelChoice
-from skydraft.decoding.audits import Auditor
-from skydraft.decoding.stats import Stats
+from skydraft.cli.options.pair import ModelChoice
+from skydraft.decoding.accounts.audits import Auditor
+from skydraft.decoding.accounts.stats import Stats
 from skydraft.engines.toy import character_vocab, random_toy
 
 from ..choosing.test_stopping import follower

@@ -9,9 +9,9 @@ import pytest
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
 from skydraft.cli.main import run
-from skydraft.cli.options import DecodingChoice, decoding_section
-from skydraft.cli.pair_options import ModelChoice
-from skydraft.cli.sections import Command
+from skydraft.cli.options.decoding import DecodingChoice, decoding_section
+from skydraft.cli.options.pair import ModelChoice
+from skydraft.cli.options.sections import Command
 from skydraft.cli.serve import serve
 from skydraft.config import DecodingParams, decoding_params
 

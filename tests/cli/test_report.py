@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skydraft import api
-from skydraft.evaluation.records import read_records
+from skydraft.lab.evaluation.records import read_records
 from skydraft.origins import LOOKS
 
 from ..comparing import compared

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.access.limits import RowBudget
-from skydraft.decoding.branch import MAX_AHEAD
+from skydraft.decoding.race.branch import MAX_AHEAD
 from skydraft.types import Draft
 from tests import reference, toys
 from tests.cloud.driver import ENDLESS, Desk, Edge, desk_of

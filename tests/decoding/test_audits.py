@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, GenerateRequest, Generation, make_plan
-from skydraft.decoding import audits
-from skydraft.decoding.audits import Audit, Auditor
+from skydraft.decoding.accounts import audits
+from skydraft.decoding.accounts.audits import Audit, Auditor
 from skydraft.decoding.target import target_of
 from skydraft.engines.base import Engine
 from skydraft.engines.row_costs import NOT_PROBED
 from skydraft.errors import EngineError, OptionError
-from skydraft.learning.collect import Collector
+from skydraft.lab.learning.collect import Collector
 from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.decoding.block_length import Blocks
-from skydraft.decoding.cost_model import CostModel
+from skydraft.decoding.race.block_length import Blocks
+from skydraft.decoding.race.cost_model import CostModel
 from skydraft.types import DraftBlock, Outcome, Round, StepRecord
 
 from .. import reference

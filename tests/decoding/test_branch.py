@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.decoding.branch import MAX_KEPT, Branch, Worth, num_fed
+from skydraft.decoding.race.branch import MAX_KEPT, Branch, Worth, num_fed
 from skydraft.types import Draft
 
 from ..toys import array, law

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.decoding.copying import MAX_COPIED, MIN_MATCH, Copies
-from skydraft.decoding.cost_model import CostModel
 from skydraft.decoding.generation import Generation
+from skydraft.decoding.race.copying import MAX_COPIED, MIN_MATCH, Copies
+from skydraft.decoding.race.cost_model import CostModel
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import VocabularyOnly, character_vocab
 from skydraft.errors import CloudLost, OptionError

@@ -4,8 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from skydraft.decoding.prices import Prices
-from skydraft.decoding.stats import stats_of
+from skydraft.decoding.accounts.prices import Prices
+from skydraft.decoding.accounts.stats import stats_of
 from skydraft.types import Cost, LinkCost, StepRecord
 
 

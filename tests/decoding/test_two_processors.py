@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.decoding.ahead import Ahead
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.plan import make_plan
+from skydraft.decoding.race.ahead import Ahead
 from skydraft.engines.toy import ToyEngine
 
 from .. import toys

@@ -14,7 +14,7 @@ from click import Context
 from bench.figures import TABLES, findings, sentences, texts_of, with_tables
 from skydraft.cli.generate import generate
 from skydraft.config import DEFAULT_MODE, MODES
-from skydraft.decoding.stats import Stats
+from skydraft.decoding.accounts.stats import Stats
 
 from .blocks import ROOT
 

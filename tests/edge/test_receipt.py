@@ -11,7 +11,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.decoding.receipt import Receipt
+from skydraft.decoding.accounts.receipt import Receipt
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.protocol import verifier_pb2 as pb

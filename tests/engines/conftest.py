@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.engines import llamacpp
 from skydraft.engines.base import Engine
+from skydraft.engines.checkpoints.omni import OmniEngine
+from skydraft.engines.checkpoints.text import TransformersEngine
+from skydraft.engines.llama import engine as llamacpp
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
-from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 

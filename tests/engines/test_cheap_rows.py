@@ -13,8 +13,8 @@ import skydraft
 from skydraft import DecodingParams, api, make_plan
 from skydraft.cli.main import main
 from skydraft.engines.base import Engine
-from skydraft.engines.llama_weights import quantize
-from skydraft.engines.llamacpp import LlamaCppEngine
+from skydraft.engines.llama.engine import LlamaCppEngine
+from skydraft.engines.llama.weights import quantize
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import OptionError
 
@@ -99,7 +99,7 @@ def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pyte
         assert "Q8_0 keeps the bits of" in q8_0.about_rows
     with pytest.raises(OptionError, match="A type is q4_0, iq4_nl, q8_0, not 'q5_0'"):
         api.quantize(str(tiny_gguf), "q5_0")
-    monkeypatch.setattr("skydraft.engines.llama_weights._TARGET_PARAMS", 1e3)
+    monkeypatch.setattr("skydraft.engines.llama.weights._TARGET_PARAMS", 1e3)
     with pytest.raises(OptionError, match="another model, which writes other texts"):
         quantize(tiny_gguf, made, "q4_0")
     assert not list(made.parent.glob("*.partial"))

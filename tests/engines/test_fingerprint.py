@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from skydraft.engines.checkpoint import weights_fingerprint
+from skydraft.engines.checkpoints.engine import weights_fingerprint
 
 
 def named(folder: Path, *contents: bytes) -> str:

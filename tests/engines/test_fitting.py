@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.cli.pair_options import ModelChoice
+from skydraft.cli.options.pair import ModelChoice
 from skydraft.engines import fitting
 from skydraft.engines.slots import Slots
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.llama_library import check_gguf, load_library
+from skydraft.engines.llama.library import check_gguf, load_library
 from skydraft.errors import BrokenModel, MissingDependency
 
 from ..models.test_found import gguf

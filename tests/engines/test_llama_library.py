@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skydraft.engines import llama_library
-from skydraft.engines.llama_library import Library, load_library
+from skydraft.engines.llama import library as llama_library
+from skydraft.engines.llama.library import Library, load_library
 from skydraft.errors import MissingDependency
 
 BUILDS = llama_library._builds()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import skydraft
-from skydraft.engines.llama_library import load_library
+from skydraft.engines.llama.library import load_library
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.errors import EngineError, OptionError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.llama_weights import interrupts_kept, load_model
+from skydraft.engines.llama.weights import interrupts_kept, load_model
 from skydraft.errors import BrokenModel
 
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skydraft.engines.checkpoints.omni import OmniEngine
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.errors import EngineError, PromptError
 from skydraft.types import Media, Recordings
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.checkpoint import memory_of
+from skydraft.engines.checkpoints.engine import memory_of
+from skydraft.engines.checkpoints.omni import OmniEngine
 from skydraft.engines.registry import open_engine
-from skydraft.engines.transformers_omni import OmniEngine
 from skydraft.errors import BrokenModel
 
 from ..later import later

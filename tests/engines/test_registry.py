@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.engines.llamacpp import LlamaCppEngine
+from skydraft.engines.checkpoints.omni import OmniEngine
+from skydraft.engines.checkpoints.text import TransformersEngine
+from skydraft.engines.llama.engine import LlamaCppEngine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.toy import open_toy
-from skydraft.engines.transformers_omni import OmniEngine
-from skydraft.engines.transformers_text import TransformersEngine
 from skydraft.errors import OptionError
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.checkpoint import failed, memory_of
+from skydraft.engines.checkpoints.engine import failed, memory_of
+from skydraft.engines.checkpoints.text import TransformersEngine, cache_argument
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.transformers_text import TransformersEngine, cache_argument
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
 
 from ..later import later
@@ -132,7 +132,7 @@ def test_a_small_model_computes_on_one_thread_unless_it_is_told(
 ) -> None:
     """A larger one in the same process has all of torch's; what else the process computes does, too."""
     seen: list[int] = []
-    monkeypatch.setattr("skydraft.engines.transformers_text._SMALL_MODEL", small_below)
+    monkeypatch.setattr("skydraft.engines.checkpoints.text._SMALL_MODEL", small_below)
     torch.set_num_threads(2)
     engine = TransformersEngine(folders[0], replace(OPTIONS, num_threads=given))
     engine._model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
@@ -178,8 +178,8 @@ def test_needs_packages(package: str, extra: str, monkeypatch: pytest.MonkeyPatc
 def test_memory_is_said_before_it_is_taken(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """And not taken where less is free; what would fit is named."""
     told, room = list[str](), memory_of(folders[0])["float32"]
-    monkeypatch.setattr("skydraft.engines.checkpoint._LARGE_BYTES", 0)
-    monkeypatch.setattr("skydraft.engines.checkpoint.free_bytes", lambda: room)
+    monkeypatch.setattr("skydraft.engines.checkpoints.engine._LARGE_BYTES", 0)
+    monkeypatch.setattr("skydraft.engines.checkpoints.engine.free_bytes", lambda: room)
     TransformersEngine(folders[0], replace(OPTIONS, notify=told.append))
     assert "the weights take 0.0 GB of memory in float32" in told[0]
     room -= 1

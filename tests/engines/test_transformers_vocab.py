@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from skydraft.engines.base import Engine
-from skydraft.engines.checkpoint import read_vocab
-from skydraft.engines.llamacpp import LlamaCppEngine
+from skydraft.engines.checkpoints.engine import read_vocab
+from skydraft.engines.llama.engine import LlamaCppEngine
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel
 from skydraft.prompts.messages import asked

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from skydraft.config import decoding_params
 from skydraft.errors import SkydraftError
-from skydraft.evaluation.modes import Mode, parse_modes
-from skydraft.evaluation.records import (
+from skydraft.lab.evaluation.modes import Mode, parse_modes
+from skydraft.lab.evaluation.records import (
     GenerationLine,
     ModelEntry,
     PromptEntry,

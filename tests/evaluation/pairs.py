@@ -10,12 +10,12 @@ import numpy as np
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.toy import open_toy
-from skydraft.evaluation.comparison import ComparisonRequest, LoadedPair, compare
-from skydraft.evaluation.records import PromptEntry, Records, read_records
-from skydraft.evaluation.workloads import Workload
 from skydraft.gating.calibration import Calibration
 from skydraft.gating.fitting import fit
-from skydraft.learning.calibrating import label_texts, side_of
+from skydraft.lab.evaluation.comparison import ComparisonRequest, LoadedPair, compare
+from skydraft.lab.evaluation.records import PromptEntry, Records, read_records
+from skydraft.lab.evaluation.workloads import Workload
+from skydraft.lab.learning.calibrating import label_texts, side_of
 from skydraft.prompts.messages import asked
 
 NUM_TOKENS = 64

@@ -15,11 +15,11 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.errors import OptionError, PromptError, RecordsError
-from skydraft.evaluation.comparison import ComparisonRequest, request_of
-from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import PromptEntry, Records
-from skydraft.evaluation.tasks.checks import Task
-from skydraft.evaluation.workloads import Workload, read_prompts
+from skydraft.lab.evaluation.comparison import ComparisonRequest, request_of
+from skydraft.lab.evaluation.modes import Mode
+from skydraft.lab.evaluation.records import PromptEntry, Records
+from skydraft.lab.evaluation.workloads import Workload, read_prompts
+from skydraft.lab.tasks.checks import Task
 from skydraft.prompts.audio import load_audio
 
 from ..speech.hearing import HearingToy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.emulated_link import EmulatedLink, LinkShape
-from skydraft.evaluation.delayed_link import DelayedLink
+from skydraft.lab.evaluation.delayed_link import DelayedLink
 
 
 class Echo(socketserver.StreamRequestHandler):

@@ -5,7 +5,7 @@ import pytest
 from skydraft.config import MODES, decoding_params
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import OptionError
-from skydraft.evaluation.modes import Mode
+from skydraft.lab.evaluation.modes import Mode
 
 from .lines import modes
 

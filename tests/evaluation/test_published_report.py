@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.records import read_records
-from skydraft.evaluation.report.page import write_report
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.records import read_records
+from skydraft.lab.evaluation.report.page import write_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "report-zh-dev"
 

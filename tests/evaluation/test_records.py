@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from skydraft.errors import RecordsError
-from skydraft.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, read_records, round_entry
+from skydraft.lab.evaluation.records import GenerationLine, Records, RunLine, drop_cut_line, read_records, round_entry
 from skydraft.types import Cost, DraftBlock, LinkCost, Round, Signals
 
 from ..toys import law

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.errors import RecordsError
-from skydraft.evaluation.modes import Mode
-from skydraft.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
-from skydraft.evaluation.runner import Comparison, Trial, measure, trials
 from skydraft.gating.gates import parse_gate
 from skydraft.gating.hand_back import HandBack
+from skydraft.lab.evaluation.modes import Mode
+from skydraft.lab.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
+from skydraft.lab.evaluation.runner import Comparison, Trial, measure, trials
 from skydraft.types import Cost, DraftBlock, Round, StepRecord, Token
 
 from ..toys import law
@@ -163,7 +163,7 @@ def test_a_full_disk_at_the_first_line_leaves_no_file(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr("skydraft.evaluation.runner.write_line", fill)
+        patch.setattr("skydraft.lab.evaluation.runner.write_line", fill)
         Comparison(tmp_path, a_run())
     assert len(Comparison(tmp_path, a_run()).todo) == 40 == len(Comparison(tmp_path, a_run()).todo)
 

@@ -13,9 +13,9 @@ from scipy.special import log_softmax
 from skydraft.config import DecodingParams
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.evaluation.records import ScoreLine, signals_entry
-from skydraft.evaluation.scoring import scores
 from skydraft.gating.gates import measure
+from skydraft.lab.evaluation.records import ScoreLine, signals_entry
+from skydraft.lab.evaluation.scoring import scores
 from skydraft.prompts.pair import PromptPair
 from skydraft.types import Prompt
 

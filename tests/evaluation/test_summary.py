@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.measures import INDICATORS, MEASURES, Case
-from skydraft.evaluation.records import Records
-from skydraft.evaluation.report.page import write_report
-from skydraft.evaluation.summary import summarize
 from skydraft.intervals import Figure, Resamples
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.measures import INDICATORS, MEASURES, Case
+from skydraft.lab.evaluation.records import Records
+from skydraft.lab.evaluation.report.page import write_report
+from skydraft.lab.evaluation.summary import summarize
 from skydraft.types import Cost, LinkCost
 
 from ..toys import law

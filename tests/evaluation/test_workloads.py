@@ -7,8 +7,8 @@ import pytest
 
 from skydraft.config import CAPTION_PROMPT
 from skydraft.errors import PromptError
-from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.workloads import read_prompts
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.evaluation.workloads import read_prompts
 
 from .lines import assert_refused, jsonl
 

@@ -14,7 +14,7 @@ from skydraft.engines.adapter import digest, write_adapter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair
-from skydraft.learning.calibrating import side_of
+from skydraft.lab.learning.calibrating import side_of
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import skydraft
-from skydraft.decoding.scoring import prompt_scores
+from skydraft.decoding.accounts.scoring import prompt_scores
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.logprobs import token_logprobs
+from skydraft.gateway.answers import token_logprobs
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt

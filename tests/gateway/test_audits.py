@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from skydraft.decoding.audits import Auditor
+from skydraft.decoding.accounts.audits import Auditor
 from skydraft.decoding.target import target_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.pair import Pair

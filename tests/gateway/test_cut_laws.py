@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from skydraft.decoding.receipt import Sent, receipt_of
+from skydraft.decoding.accounts.receipt import Sent, receipt_of
+from skydraft.decoding.accounts.stats import stats_of
 from skydraft.decoding.request import GenerateRequest
-from skydraft.decoding.stats import stats_of
 from skydraft.engines.toy import open_toy
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.requests import Order

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from skydraft.decoding.scoring import prompt_scores
+from skydraft.decoding.accounts.scoring import prompt_scores
 from skydraft.engines.toy import open_toy
-from skydraft.gateway.logprobs import text_logprobs, token_logprobs
+from skydraft.gateway.answers import text_logprobs, token_logprobs
 from skydraft.types import Prompt, Score
 
 from ..toys import EOS, IDS, VOCAB

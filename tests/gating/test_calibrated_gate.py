@@ -15,11 +15,11 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
-from skydraft.evaluation.scoring import scores
 from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, Calibration
 from skydraft.gating.gates import Gate, parse_gate
 from skydraft.gating.hand_back import HandBack
+from skydraft.lab.evaluation.scoring import scores
 from skydraft.prompts.messages import asked as asked_for
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import DraftBlock, Round, Signals, StepRecord

@@ -10,7 +10,7 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.learning.collect import Collector
+from skydraft.lab.learning.collect import Collector
 from skydraft.prompts.messages import asked
 from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
@@ -41,7 +41,7 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def pair(pair_folders: tuple[Path, Path]) -> tuple[Any, Any]:
     """(draft, target) engines."""
-    from skydraft.engines.transformers_text import TransformersEngine
+    from skydraft.engines.checkpoints.text import TransformersEngine
 
     target, draft = pair_folders
     return TransformersEngine(draft, OPTIONS, name="draft"), TransformersEngine(target, OPTIONS, name="target")

@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 # (what is called, which call of it, whether it writes), in the order of a run; after @ what its first argument names
 MOMENTS = [
-    ("skydraft.learning.lessons:_append@/task/", 3, True),  # an answer
-    ("skydraft.learning.halves:Halves.activations", 9, False),
-    ("skydraft.learning.training:Training._step", 3, False),
-    ("skydraft.learning.training:Training._counts", 2, False),
-    ("skydraft.learning.training:write_adapter", 1, True),
-    ("skydraft.learning.training:write_whole", 1, True),  # what was measured
+    ("skydraft.lab.learning.lessons:_append@/task/", 3, True),  # an answer
+    ("skydraft.lab.learning.halves:Halves.activations", 9, False),
+    ("skydraft.lab.learning.training:Training._step", 3, False),
+    ("skydraft.lab.learning.training:Training._counts", 2, False),
+    ("skydraft.lab.learning.training:write_adapter", 1, True),
+    ("skydraft.lab.learning.training:write_whole", 1, True),  # what was measured
     ("os:replace@/.trial", 1, False),  # within the writing of one
-    ("skydraft.learning.calibrating:labelled", 3, False),
-    ("skydraft.learning.calibrating:write_whole", 1, True),
+    ("skydraft.lab.learning.calibrating:labelled", 3, False),
+    ("skydraft.lab.learning.calibrating:write_whole", 1, True),
     ("skydraft.models.adapters:write_whole", 1, True),
     ("skydraft.cli.learn_run:write_whole", 1, True),  # what the run did
 ]
@@ -81,7 +81,7 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
 
     from skydraft.cli import learn_run
     from skydraft.cli.main import run
-    from skydraft.learning.training import Trained, TrainSettings
+    from skydraft.lab.learning.training import Trained, TrainSettings
 
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = ""  # type: ignore[method-assign]  # the gain of so few answers is not certain

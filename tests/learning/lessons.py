@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from skydraft.learning.lessons import Lesson, Store
+from skydraft.lab.learning.lessons import Lesson, Store
 
 ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
 

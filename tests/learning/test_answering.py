@@ -13,9 +13,9 @@ import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
-from skydraft.learning.answering import Answering
-from skydraft.learning.dataset import weights_of
-from skydraft.learning.lessons import Store
+from skydraft.lab.learning.answering import Answering
+from skydraft.lab.learning.dataset import weights_of
+from skydraft.lab.learning.lessons import Store
 from skydraft.prompts.messages import asked
 
 from ..hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT

@@ -10,12 +10,12 @@ import pytest
 import skydraft
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
-from skydraft.evaluation.scoring import scores
 from skydraft.gating.fitting import agreement
 from skydraft.gating.hand_back import parse_hand_back
-from skydraft.learning.calibrating import calibrate_lessons, label_texts, labelled, read_lessons
-from skydraft.learning.dataset import choose
-from skydraft.learning.lessons import Store
+from skydraft.lab.evaluation.scoring import scores
+from skydraft.lab.learning.calibrating import calibrate_lessons, label_texts, labelled, read_lessons
+from skydraft.lab.learning.dataset import choose
+from skydraft.lab.learning.lessons import Store
 from skydraft.prompts.messages import asked
 from skydraft.prompts.pair import read_prompt
 from tests.evaluation import pairs

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.decoding.audits import Audit
+from skydraft.decoding.accounts.audits import Audit
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import CloudLost, NotEnoughDisk
-from skydraft.learning.collect import Collector, lesson_of, marks_of
-from skydraft.learning.lessons import Lesson, Store
+from skydraft.lab.learning.collect import Collector, lesson_of, marks_of
+from skydraft.lab.learning.lessons import Lesson, Store
 from skydraft.types import DraftBlock, Round, StepRecord
 from tests import reference, toys
 from tests.serving import serving

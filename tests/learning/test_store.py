@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skydraft.errors import NotEnoughDisk, RecordsError
-from skydraft.learning import lessons as store_module
-from skydraft.learning.dataset import MIN_GENERATIONS, choose, split
-from skydraft.learning.lessons import Store, encode
+from skydraft.lab.learning import lessons as store_module
+from skydraft.lab.learning.dataset import MIN_GENERATIONS, choose, split
+from skydraft.lab.learning.lessons import Store, encode
 from tests import toys
 
 from ..evaluation.lines import no_file_beyond
@@ -128,7 +128,7 @@ def test_lessons_of_others_are_left_out_with_a_count_and_too_few_say_how_many_ar
 
 
 def test_the_newest_are_taken_of_the_target_that_judged_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skydraft.learning.dataset.MAX_GENERATIONS", 30)
+    monkeypatch.setattr("skydraft.lab.learning.dataset.MAX_GENERATIONS", 30)
     mine = [lesson(number, target="m" * 32) for number in range(40)]
     store = filled(tmp_path, *(lesson(number) for number in range(30)), *mine)
     assert choose(store, VOCAB)[0] == mine[10:]

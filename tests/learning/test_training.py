@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from skydraft.engines.adapter import AdapterCard, read_adapter
-from skydraft.engines.trainable import load_trainable
-from skydraft.learning import training
-from skydraft.learning.dataset import TrainingTask, choose, split
-from skydraft.learning.halves import Halves
-from skydraft.learning.lessons import Store
-from skydraft.learning.training import Trained, Training, TrainSettings, cross_fitted, gain, trained_before
+from skydraft.engines.checkpoints.trainable import load_trainable
+from skydraft.lab.learning import training
+from skydraft.lab.learning.dataset import TrainingTask, choose, split
+from skydraft.lab.learning.halves import Halves
+from skydraft.lab.learning.lessons import Store
+from skydraft.lab.learning.training import Trained, Training, TrainSettings, cross_fitted, gain, trained_before
 
 from ..later import later
 

@@ -14,11 +14,11 @@ from filelock import FileLock
 
 import skydraft
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
-from skydraft.evaluation.records import read_records
 from skydraft.gating.calibration import read_calibration
-from skydraft.learning.calibrating import calibrate_lessons
-from skydraft.learning.lessons import Store
-from skydraft.learning.training import Training, TrainSettings
+from skydraft.lab.evaluation.records import read_records
+from skydraft.lab.learning.calibrating import calibrate_lessons
+from skydraft.lab.learning.lessons import Store
+from skydraft.lab.learning.training import Training, TrainSettings
 from skydraft.models.adapters import folder_of, keep
 from skydraft.prompts.messages import asked as about
 from skydraft.prompts.pair import read_prompt
@@ -138,7 +138,7 @@ def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, m
         store.add(lessons[-2])  # somebody asked the newest one again
         return calibrate(*given)
 
-    monkeypatch.setattr("skydraft.learning.training.Training._step", count)
+    monkeypatch.setattr("skydraft.lab.learning.training.Training._step", count)
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
     learned = ("learn", "run", "one", "--from", str(store.folder), "-y")
     assert call(*learned)[0] == 130 and len(began) == 5
@@ -217,7 +217,7 @@ def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monk
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
         assert status == 2 and says in lines[-1], (args, err)
     with monkeypatch.context() as patch:
-        patch.setattr("skydraft.learning.dataset.MAX_LEN", 8)
+        patch.setattr("skydraft.lab.learning.dataset.MAX_LEN", 8)
         assert "0 of the prompts have fewer than 8 tokens, and 24 are needed" in call("learn", "run", "a", *given)[2]
     monkeypatch.setitem(sys.modules, "peft", None)
     status, _, err = call("learn", "run", "a", *given, "-y")

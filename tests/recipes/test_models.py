@@ -17,7 +17,7 @@ torch = later("torch")
 
 from recipes.tiny_omni.batches import NO_DECISION, caption_ids  # noqa: E402
 from recipes.tiny_omni.tokenizer import SPECIAL, build_tokenizer  # noqa: E402
-from skydraft.engines.transformers_text import read_vocab  # noqa: E402
+from skydraft.engines.checkpoints.text import read_vocab  # noqa: E402
 from skydraft.engines.vocab import check_chinese  # noqa: E402
 from skydraft.prompts.chat_template import render  # noqa: E402
 from skydraft.prompts.messages import asked  # noqa: E402

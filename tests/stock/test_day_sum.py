@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import skydraft
-from skydraft.decoding.prices import Prices
+from skydraft.decoding.accounts.prices import Prices
 from skydraft.edge.budget import Budget, DaySum
 from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from skydraft.learning.collect import lesson_of
-from skydraft.learning.lessons import UNJUDGED
+from skydraft.lab.learning.collect import lesson_of
+from skydraft.lab.learning.lessons import UNJUDGED
 from tests.hostile.texts import ALONE, LENGTH, STREAMS, TARGET, assert_all_is_accounted_for
 from tests.stock import faults
 from tests.stock.conftest import Spoilt

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft.decoding.prices import Prices
+from skydraft.decoding.accounts.prices import Prices
 from skydraft.edge.budget import Budget
 from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Pool, Wire, as_json

@@ -16,10 +16,10 @@ from skydraft import api
 from skydraft.edge.stock.dialect import About
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.errors import OptionError, UsageError
-from skydraft.learning.calibrating import write_calibration
-from skydraft.learning.collect import Collector
-from skydraft.learning.dataset import weights_of
-from skydraft.learning.lessons import Lesson, Store
+from skydraft.lab.learning.calibrating import write_calibration
+from skydraft.lab.learning.collect import Collector
+from skydraft.lab.learning.dataset import weights_of
+from skydraft.lab.learning.lessons import Lesson, Store
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
 from tests.hostile.texts import ALONE, TARGET, write

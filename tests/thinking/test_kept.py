@@ -8,7 +8,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, GenerateRequest, make_plan
 from skydraft.choosing.thinking import tags_of
-from skydraft.learning.collect import Collector
+from skydraft.lab.learning.collect import Collector
 from skydraft.prompts.messages import Message
 from skydraft.thinking import split
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from skydraft.decoding.receipt import Sent
+from skydraft.decoding.accounts.receipt import Sent
 from skydraft.edge.budget import Budget
 from skydraft.engines.vocab import TokenIds
 from skydraft.errors import BudgetSpent

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from skydraft.evaluation.tasks.checks import Check, Json, Number, OneOf, complaint
+from skydraft.lab.tasks.checks import Check, Json, Number, OneOf, complaint
 
 _CHECK: TypeAdapter[Any] = TypeAdapter(Check)
 PATTERNS = {"speaker": {"male": "先生|男士", "female": "女士"}, "rate": {"fast": "快", "slow": "慢"}}

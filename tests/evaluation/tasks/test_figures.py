@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.records import PromptEntry, Records, VerdictLine
-from skydraft.evaluation.tasks.checks import Task
-from skydraft.evaluation.tasks.figures import TaskMode, TaskSet, task_sets
 from skydraft.intervals import share
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.records import PromptEntry, Records, VerdictLine
+from skydraft.lab.tasks.checks import Task
+from skydraft.lab.tasks.figures import TaskMode, TaskSet, task_sets
 
 from .. import lines
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from skydraft.evaluation.tasks.checks import Exact, Number, OneOf
+from skydraft.lab.tasks.checks import Exact, Number, OneOf
 
 NUMBERS = {
     "42": ["3 * 14 = 42\nAnswer: 42\n\nLet me know if you have 2 questions more.", "**Final Answer**: $42$",

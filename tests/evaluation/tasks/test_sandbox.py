@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from skydraft.errors import OptionError
-from skydraft.evaluation.tasks import sandbox
-from skydraft.evaluation.tasks.checks import Python
-from skydraft.evaluation.tasks.sandbox import command, isolation, run
+from skydraft.lab.tasks import sandbox
+from skydraft.lab.tasks.checks import Python
+from skydraft.lab.tasks.sandbox import command, isolation, run
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_word_that_a_program_prints_is_not_the_word_that_passes(isolated: None
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_dies_with_the_process_that_started_it(isolated: None, how: int) -> None:
-    code = "from skydraft.evaluation.tasks.sandbox import _run; _run('bwrap', 'import time; time.sleep(60)', 50)"
+    code = "from skydraft.lab.tasks.sandbox import _run; _run('bwrap', 'import time; time.sleep(60)', 50)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         found: list[psutil.Process] = []
         deadline = time.monotonic() + 60

@@ -8,8 +8,8 @@ import pytest
 
 from bench import chinese
 from skydraft.errors import PromptError, SkydraftError
-from skydraft.evaluation.records import PromptEntry
-from skydraft.evaluation.tasks.sets import read_tasks
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.tasks.sets import read_tasks
 
 from ..lines import jsonl
 

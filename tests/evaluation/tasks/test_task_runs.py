@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from skydraft.errors import OptionError
-from skydraft.evaluation.comparison import ComparisonRequest
-from skydraft.evaluation.findings import Findings
-from skydraft.evaluation.records import Records
-from skydraft.evaluation.report.page import write_report
-from skydraft.evaluation.summary import summarize
-from skydraft.evaluation.tasks.sets import read_tasks
+from skydraft.lab.evaluation.comparison import ComparisonRequest
+from skydraft.lab.evaluation.findings import Findings
+from skydraft.lab.evaluation.records import Records
+from skydraft.lab.evaluation.report.page import write_report
+from skydraft.lab.evaluation.summary import summarize
+from skydraft.lab.tasks.sets import read_tasks
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 
 from .. import lines, pairs

@@ -1,0 +1,1 @@
+"""What a text took: figures, receipts, prices, scores and audits."""

@@ -1,0 +1,1 @@
+"""The draft model and the target write at the same time: drafts ahead, branches, and what they cost."""

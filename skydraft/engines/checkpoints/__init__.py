@@ -1,0 +1,1 @@
+"""Engines of torch: checkpoints of the transformers library."""

@@ -1,0 +1,156 @@
+"""The thinker of Qwen2.5-Omni: speech and text in, text out. Talker, token2wav and the eyes are left on the disk."""
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from skydraft.engines.base import Sequence
+from skydraft.engines.checkpoints.engine import failed, load_library
+from skydraft.engines.checkpoints.text import Slot, TransformersEngine, cache_argument
+from skydraft.engines.options import EngineOptions
+from skydraft.engines.vocab import TokenIds
+from skydraft.errors import BrokenModel, PromptError
+from skydraft.types import SAMPLE_RATE, Cost, Media, Recordings, Reuse
+
+
+@dataclass(slots=True)
+class Span:
+    """Where one recording stands in a prompt: the audio tokens from position `base` on.
+
+    They embed as `rows`, [num_tokens, hidden_size], for as long as the sequence lives: so they can be fed again after a
+    rollback. `media` is there until it has become those rows.
+    """
+
+    base: int
+    num_tokens: int
+    media: Media | None
+    rows: Any = None
+
+
+@dataclass(slots=True)
+class AudioSlot(Slot):
+    spans: list[Span] = field(default_factory=list)
+
+
+class OmniEngine(TransformersEngine):
+    """A thinker, from a folder of its own or from a whole Qwen2.5-Omni checkpoint.
+
+    The audio encoder runs once per sequence and recording, in the first forward that holds tokens of it. Positions
+    count tokens on all three axes of M-RoPE, as `get_rope_index` gives them for text and audio: the delta of every
+    sequence is 0. `rope_deltas`, which the model keeps for the last sequence, is neither read nor written.
+    """
+
+    takes_audio = True
+    _model_class: ClassVar[str] = "Qwen2_5OmniThinkerForConditionalGeneration"
+    _unused: ClassVar[tuple[str, ...]] = ("model.visual",)
+
+    def __init__(self, path: Path, options: EngineOptions, *, name: str = "") -> None:
+        self._extractor = _load_extractor(path)
+        super().__init__(path, options, name=name)
+
+    def media(self, samples: npt.NDArray[np.float32]) -> Media:
+        """Those of the model's own processor less its padding."""
+        self.floor.check_open()
+        hop, window = self._extractor.hop_length, self._extractor.n_fft
+        # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
+        padded_len = (len(samples) + window + hop - 1) // hop * hop
+        try:
+            features = self._extractor(
+                samples, sampling_rate=SAMPLE_RATE, padding="max_length", max_length=padded_len, truncation=False,
+                return_tensors="np",
+            )["input_features"][0]  # fmt: skip
+            return Media(np.asarray(features[:, : (len(samples) + hop - 1) // hop], np.float32))
+        except ValueError as error:
+            raise PromptError(f"This audio cannot be used: {error}.", hint="Give another recording.") from error
+
+    def audio_tokens(self, media: Media) -> tuple[int, ...]:
+        self.floor.check_open()
+        config = self._model.config
+        return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
+
+    def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
+        """One run of audio tokens for each of `media`, none at the end."""
+        runs = self._runs(prompt)
+        if not media:
+            if runs:
+                raise PromptError("The prompt has audio tokens but no audio.", hint="Give an audio file.")
+            return
+        num_mels = self._model.config.audio_config.num_mel_bins
+        for each in media:
+            if len(each.features) != num_mels:
+                raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(each.features)}.")
+        if [length for _, length in runs] != [each.num_tokens for each in media]:
+            lengths = ", ".join(str(length) for _, length in runs[:8]) or "none"
+            fills = ", ".join(str(each.num_tokens) for each in media[:8])
+            says = f"The prompt's runs of audio tokens are {lengths} long, its audio fills {fills}."
+            raise PromptError(says, hint="Put what audio_tokens returns into the prompt, once for each recording.")
+        if sum(runs[-1]) == len(prompt):
+            raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
+
+    def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
+        at = self._audio_positions(prompt)
+        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
+        return [(int(run[0]), len(run)) for run in runs if len(run)]
+
+    def _audio_positions(self, token_ids: Seq[int] | TokenIds) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(np.asarray(token_ids) == self._model.config.audio_token_id)
+
+    def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
+        sequence = super().begin(prompt, media, reuse)
+        kept = sequence.slot.spans[: len(media)]  # what was kept has heard the same already, or is about to
+        sequence.slot.spans = kept + [Span(0, each.num_tokens, each) for each in media[len(kept) :]]
+        for span, (base, _) in zip(sequence.slot.spans, self._runs(prompt) if media else (), strict=True):
+            span.base = base
+        return sequence
+
+    def allocate(self, num_tokens: int) -> AudioSlot:
+        return AudioSlot(self._new_cache())
+
+    def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
+        # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
+        decoder = self._model.model.language_model
+        cached = {cache_argument(decoder.__class__): cache}
+        output = decoder(inputs_embeds=inputs, position_ids=position_ids, use_cache=True, **cached)
+        return self._model.lm_head(output.last_hidden_state[0][-num_wanted:])
+
+    def _position_ids(self, base: int, num_rows: int) -> Any:
+        return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)  # time, height, width: [3, 1, num_rows]
+
+    def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
+        """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
+        embeddings = self._model.get_input_embeddings()(super()._inputs(sequence, token_ids))
+        at = self._audio_positions(token_ids)
+        for span in sequence.slot.spans if len(at) else ():
+            offsets = at + sequence.length - span.base
+            is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # elsewhere it is a token like any other
+            if is_heard.any():
+                rows = self._encoded(sequence, span)
+                embeddings[0, at[is_heard]] = rows[offsets[is_heard]].to(embeddings.dtype)
+        return embeddings
+
+    def _encoded(self, sequence: Sequence, span: Span) -> Any:
+        if span.media is not None:
+            began, torch = time.perf_counter(), self._torch
+            # [1, num_mels, num_frames]
+            features = torch.tensor(span.media.features, device=self._device)[None]
+            mask = torch.ones(1, span.media.num_frames, dtype=torch.long, device=self._device)
+            rows = self._model.get_audio_features(features, mask, return_dict=True).last_hidden_state
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            span.rows, span.media = rows, None
+            sequence.prefill_cost += Cost(encode_ms=(time.perf_counter() - began) * 1e3)
+        return span.rows
+
+
+def _load_extractor(path: Path) -> Any:
+    _, transformers = load_library()
+    try:  # not the processor of the whole model, which needs torchvision as well
+        return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
+    except Exception as error:
+        does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
+        raise failed(transformers, does, error, BrokenModel, hint) from error

@@ -1,0 +1,89 @@
+"""Models to be trained: a checkpoint's folder, or a GGUF file dequantised to float32, as torch has it."""
+
+import io
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skydraft.engines.checkpoints.engine import check_device, failed, load_checkpoint, load_library, quiet
+from skydraft.engines.options import EngineOptions
+from skydraft.errors import BrokenModel, EngineError, OptionError, importing
+
+# Architectures whose matrices lie in a GGUF file as they do in a checkpoint: those of llama permute q and k.
+_PLAIN = ("qwen2", "qwen3")
+_PARTS = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrainableModel:
+    """A model in evaluation mode, and the parts that training needs by name.
+
+    `decoder` takes token ids; it has a list of `layers`, called `layers_name` in the whole model, and ends in a norm.
+    `head` is the linear layer from there to logits. `is_gguf`: it was read from a GGUF file.
+    """
+
+    model: Any
+    decoder: Any
+    layers_name: str
+    head: Any
+    is_gguf: bool
+
+    def name_in_file(self, matrix: str) -> str:
+        """What the model's file calls a matrix: in GGUF `blk.3.attn_q.weight` for `model.layers.3.self_attn.q_proj`."""
+        if not self.is_gguf:
+            return matrix
+        number, _, part = matrix.removeprefix(f"{self.layers_name}.").partition(".")
+        return f"blk.{number}.{_PARTS[part]}.weight"
+
+
+def check_trainable() -> None:
+    """Raise MissingDependency where a package is not there that training needs."""
+    with importing("Training needs", "learn"):
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+        import peft  # noqa: F401
+    load_library()
+
+
+def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -> TrainableModel:
+    """The model of a folder or .gguf file in float32, nothing of it trained yet.
+
+    `num_threads` other than 0 sets the threads of torch for the whole process. Raises BrokenModel, EngineError, and
+    OptionError for a GGUF file whose matrices have another order than torch's.
+    """
+    torch, transformers = load_library()
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    device = check_device(torch, device_name)
+    if path.suffix == ".gguf":
+        try:
+            with quiet(transformers), redirect_stderr(io.StringIO()):  # which draws a bar of its own
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
+                )
+        except Exception as error:
+            raise failed(transformers, f"cannot load {path}", error, BrokenModel) from error
+        model = model.eval().to(device)
+        if (kind := model.config.model_type) not in _PLAIN:
+            says = f"{path.name} is a {kind}, and adapters are trained for GGUF files of {' or '.join(_PLAIN)}."
+            raise OptionError(says, hint="Use the model's checkpoint folder.")
+    else:
+        model, _ = load_checkpoint(path, "AutoModelForCausalLM", EngineOptions(device=device_name))
+    model.requires_grad_(False)
+    return _parts(torch, model, path.suffix == ".gguf")
+
+
+def _parts(torch: Any, model: Any, is_gguf: bool) -> TrainableModel:
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    for name, module in model.named_modules():
+        is_list = isinstance(module, torch.nn.ModuleList) and len(module) == num_layers
+        if is_list and name.endswith(".layers"):
+            decoder = model.get_submodule(name.rpartition(".")[0])
+            if hasattr(decoder, "norm"):
+                return TrainableModel(model, decoder, name, model.get_output_embeddings(), is_gguf)
+    raise EngineError(f"{type(model).__name__} has no list of layers that is known how to train.")

@@ -1,0 +1,1 @@
+"""Engines of llama.cpp: GGUF files."""

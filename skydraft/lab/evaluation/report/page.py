@@ -1,0 +1,162 @@
+"""report.html: figures, plots and texts on one page that needs no network and no model. Beside it the same figures as
+tables of other formats, the plots as files, and all tokens."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from skydraft.errors import OptionError, telling
+from skydraft.intervals import Figure, cell
+from skydraft.lab.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
+from skydraft.lab.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.evaluation.report.plots import against_cost, entropies
+from skydraft.lab.evaluation.report.task_sections import Column, section
+from skydraft.lab.evaluation.summary import SettingFigures, Summary, summarize
+from skydraft.origins import LOOKS
+
+# The columns of each table.
+HEADLINE = [BY_NAME[name] for name in (
+    "task_score", "target_agreement", "cloud_calls_per_token", "target_written_per_token", "target_rows_per_token",
+    "acceptance_rate", "blocks_sent", "mean_acceptance_length", "tokens_per_s", "ttft_ms", "itl_ms",
+)]  # fmt: skip
+MORE = [measure for measure in MEASURES if measure not in (*HEADLINE, *INDICATORS)]
+_OVER = "tokens/s over tokens/s of mode cloud on the same prompts"
+SPEED = Measure("cloud", "speed, cloud = 1", "", _OVER, digits=2)
+_PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
+_HINT = "Check its permissions, or choose another folder with --out."
+_NUM_TASKS = 6  # whose texts are shown
+_ORIGIN_MARKS = {origin: origin.removeprefix("edge-")[0] for origin in LOOKS}
+# A text, and of each token its classes, its tooltip and its text. The classes are that of its origin, x where the
+# target disagrees, and n where it begins with a line break.
+Coloured = tuple[Case, list[tuple[str, str, str]]]
+
+
+def write_report(findings: Findings, folder: Path) -> Summary:
+    """Write report.html, summary.json, the tables and the plots into `folder`; returns the summary. Raises
+    OptionError."""
+    summary = summarize(findings)
+    tokens = [row for setting in findings.settings for case in setting.all_cases for row in token_rows(case)]
+    planes, spread = _planes(findings, summary), _entropies(tokens)
+    content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
+    whole = {"summary": summary, "columns": _columns(summary, MEASURES) + _columns(summary, [SPEED], "speed_over")}
+    less = [{"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]]
+    files = {
+        "summary.json": content + "\n", "report.html": render(findings, summary, planes, spread),
+        "figures.csv": _csv(_row(each, each.measures) for each in summary.settings),
+        "differences.csv": _csv(less), "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
+        "table.md": _filled("table.md.j2", **whole),
+        **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
+        "entropies.svg": spread,
+    }  # fmt: skip
+    with telling(OptionError, f"{folder} cannot be written", _HINT):
+        for name, text in files.items():
+            if text:
+                folder.joinpath(name).write_text(text, encoding="utf-8", newline="\n")
+    return summary
+
+
+def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spread: str) -> str:
+    tables = [
+        ("What it is worth", "worth", _columns(summary, HEADLINE) + _columns(summary, [SPEED], "speed_over")),
+        ("Punctuation and repeats", "texts", _columns(summary, INDICATORS)),
+        ("Where the time goes, and the rest", "rest", _columns(summary, MORE)),
+    ]
+    return _filled(
+        "page.html.j2", run=findings.run, summary=summary, tables=tables,
+        num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
+        differences=_columns(summary, MEASURES, "differences", "+"),
+        planes={style: svg for style, svg in planes.items() if svg}, entropies=spread,
+        tasks=[section(of) for of in summary.tasks], texts=list(_texts(findings)), marks=_ORIGIN_MARKS, looks=LOOKS,
+    )  # fmt: skip
+
+
+def _filled(template: str, **given: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("skydraft.lab.evaluation", "report"), autoescape=template.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template(template).render(**given)
+
+
+def _columns(summary: Summary, measures: Iterable[Measure], of: str = "measures", sign: str = "") -> list[Column]:
+    """The columns that have a value in any mode."""
+    figures = [getattr(setting, of) for setting in summary.settings]
+    used = [each for each in measures if any(each.name in of_mode for of_mode in figures)]
+    return [(each, [cell(of_mode.get(each.name), each.digits, sign) for of_mode in figures]) for each in used]
+
+
+def _row(setting: SettingFigures, figures: Mapping[str, Figure]) -> dict[str, Any]:
+    numbers = {f"{name}_{end}".removesuffix("_value"): each for name, of in figures.items() for end, each in of}
+    return {"mode": setting.mode, "texts": setting.num_generations, "tokens": setting.num_tokens} | numbers
+
+
+def _csv(rows: Iterable[dict[str, Any]], names: Iterable[str] = ("mode",)) -> str:
+    found, target = list(rows), io.StringIO()
+    # Quotes around each text: a token may be a line break.
+    fields = [*dict.fromkeys(chain(names, *found))]
+    writer = csv.DictWriter(target, fields, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer.writeheader()
+    writer.writerows(found)
+    return target.getvalue()
+
+
+def _planes(findings: Findings, summary: Summary) -> dict[str, str]:
+    """A plot for each style ("": none of their own): agreement is under the constraints of a style."""
+    planes: dict[str, dict[str, list[Figure]]] = {}
+    for mode, setting in zip(findings.run.modes, summary.settings, strict=False):
+        if _PLANE[0] in setting.measures:
+            name = mode.name.replace(f";style={mode.style}", "")
+            planes.setdefault(mode.style or "", {})[name] = [setting.measures[name] for name in _PLANE]
+    return {style: against_cost("agreement with the target", points) for style, points in planes.items()}
+
+
+def _entropies(tokens: Iterable[dict[str, Any]]) -> str:
+    """The plot of the places where the target has judged the draft model's choice."""
+    modes: dict[str, dict[int, list[float]]] = {}
+    for row in tokens:
+        is_same = row["accepted"] if row["draft_agrees"] is None else row["draft_agrees"]
+        if row["entropy"] is not None and is_same is not None:
+            modes.setdefault(row["mode"], {1: [], 0: []})[is_same].append(row["entropy"])
+    return entropies(modes) if modes else ""
+
+
+def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
+    """Each prompt with its texts; of tasks a few that not all modes got right."""
+    num_tasks = 0
+    for by_mode in zip(*(setting.cases for setting in findings.settings), strict=True):
+        cases = [repetitions[0] for repetitions in by_mode]
+        if cases[0].prompt.task:
+            if num_tasks == _NUM_TASKS or len({case.verdict and case.verdict.score for case in cases}) == 1:
+                continue
+            num_tasks += 1
+        yield cases[0].prompt, [_coloured(case) for case in cases]
+
+
+def _coloured(case: Case) -> Coloured:
+    rounds = [record.round for record in case.generation.records for _ in range(record.num_committed)]
+    return case, [_piece(case, index, rounds) for index in range(case.num_tokens)]
+
+
+def _visible(text: str) -> str:
+    """The text with symbols for control characters; line breaks and tabs stay."""
+    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
+
+
+def _piece(case: Case, index: int, rounds: Sequence[int]) -> tuple[str, str, str]:
+    line, score = case.generation, case.score
+    text = _visible(line.pieces[index])
+    tells = [line.origins[index], f"round {rounds[index]}"]
+    classes = _ORIGIN_MARKS[line.origins[index]] + " n" * text.startswith("\n")
+    if score:
+        disagrees = score.choices[index] != line.token_ids[index]
+        classes += " x" * disagrees
+        choice = _visible(score.choice_pieces[index]).replace("\n", "↵")
+        tells += [f"entropy {score.signals[index][0]:.2f} nats", f"target: {choice}" if disagrees else "target agrees"]
+    return classes, " · ".join(tells), text

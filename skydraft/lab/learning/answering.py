@@ -1,0 +1,97 @@
+"""Lets the target answer prompts, many side by side at a server; each answer is kept as a lesson once it is whole."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
+
+from skydraft import api
+from skydraft.decoding.builder import prompted
+from skydraft.decoding.generation import Generation
+from skydraft.decoding.plan import make_plan
+from skydraft.decoding.request import GenerateRequest
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.base import Engine
+from skydraft.engines.vocab import check_same
+from skydraft.lab.learning.collect import lesson_of
+from skydraft.lab.learning.lessons import Lesson, Store, params_entry
+
+NUM_SIDE_BY_SIDE = 16  # texts that a server writes at a time
+
+
+class Answering:
+    """Answers of the target `cloud` to requests, each once: what `store` has is not asked again. `weights` names the
+    target. `edge` reads the prompts, and writes nothing."""
+
+    def __init__(
+        self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Engine | Cloud, weights: str, store: Store
+    ) -> None:
+        self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
+        asks = [replace(each, plan=make_plan("cloud")) for each in requests]
+        reads = [prompted(each, edge) for each in asks]
+        if isinstance(cloud, Engine):  # it would read a prompt by a template of its own
+            check_same(edge.vocab, cloud.vocab)
+            asks = [replace(resolved, prompt_ids=read.edge.token_ids) for resolved, read in reads]
+        self._keys = [_key(read.edge.token_ids, resolved) for resolved, read in reads]
+        self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
+        for lesson in store.lessons(Counter()) if asks else ():  # one in memory at a time: there may be many others
+            if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint):
+                self._note(_key(lesson.prompt_ids, lesson), lesson)
+
+    def _note(self, key: str, lesson: Lesson) -> None:
+        if self._missing.pop(key, None):
+            self._found[key] = lesson
+
+    @property
+    def todo(self) -> list[GenerateRequest]:
+        """The requests that have no answer yet, each once."""
+        return list(self._missing.values())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the target has to read for what is left to do."""
+        return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
+
+    def run(self, on_done: Callable[[Lesson], None]) -> list[Lesson | None]:
+        """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.
+
+        Calls `on_done` after each answer, from some thread, one at a time. After the first error, also one that
+        `on_done` raises, no other is begun, and it is raised; what was answered until then is kept. Ctrl-C ends the
+        answers under way, too.
+        """
+        is_over, lock, under_way = threading.Event(), threading.Lock(), list[Generation]()
+
+        def answer(key: str, request: GenerateRequest) -> None:
+            with api.start(request, edge=self._edge, cloud=self._cloud) as generation:
+                under_way.append(generation)
+                if is_over.is_set() or not generation.run().finish_reason:
+                    return
+                lesson = lesson_of(generation, self._edge.fingerprint, self._weights, self._edge.vocab.fingerprint)
+                with lock:
+                    if lesson is not None:
+                        self._store.add(lesson)
+                        self._note(key, lesson)
+                        on_done(lesson)
+
+        with ThreadPoolExecutor(1 if isinstance(self._cloud, Engine) else NUM_SIDE_BY_SIDE) as pool:
+            try:
+                asked = [pool.submit(answer, key, request) for key, request in [*self._missing.items()]]
+                done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+            except KeyboardInterrupt:
+                is_over.set()
+                for generation in under_way:
+                    generation.cancel()
+                raise
+            finally:
+                is_over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+            for each in done:
+                each.result()
+        return [self._found.get(key) for key in self._keys]
+
+
+def _key(prompt_ids: Sequence[int], told: Lesson | GenerateRequest) -> str:
+    """What an answer is an answer to: the prompt, and the parameters that were not the default."""
+    params = told.params if isinstance(told, Lesson) else params_entry(told.params)
+    return f"{tuple(prompt_ids)} {sorted(params.items())}"

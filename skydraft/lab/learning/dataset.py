@@ -1,0 +1,187 @@
+"""Chooses lessons of one vocabulary and one target, and holds some out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from skydraft.decoding.target import target_of
+from skydraft.edge.cloud import Cloud
+from skydraft.engines.adapter import AdapterCard, digest
+from skydraft.engines.base import Engine
+from skydraft.engines.checkpoints.trainable import check_trainable
+from skydraft.engines.vocab import Vocab, num_shared
+from skydraft.errors import OptionError, RecordsError
+from skydraft.lab.learning.lessons import Lesson, Store, encode
+from skydraft.prompts.pair import beginning_ids
+
+MIN_GENERATIONS = 24  # below, what is held out says nothing
+MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
+MAX_GENERATIONS = 1000  # the newest; what the lower layers say of them is in memory: 4 kB a token
+_HELD_OUT = 1 / 6
+_MIN_HELD_OUT = 6
+_MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
+
+# What is under way, how much of it is done, of how much, and a note: "α 0.71".
+OnProgress: TypeAlias = Callable[[str, int, int, str], None]
+
+
+def choose(
+    store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None
+) -> tuple[list[Lesson], str]:
+    """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
+    Returns them, the oldest first, and says in words what was left out.
+
+    Those of the store `before` are older. Equal lessons count once. No target means the one that judged most lessons.
+    Raises RecordsError for too few.
+    """
+    stores = [each for each in (before, store) if each]
+    if target is None:
+        targets = Counter(lesson.target for lesson in _of_vocab(stores, vocab, Counter()) if lesson.known)
+        target = targets.most_common(1)[0][0] if targets else ""
+    skipped, newest, seen = Counter[str](), deque[Lesson](maxlen=MAX_GENERATIONS), set[str]()
+    for lesson in _of_vocab(stores, vocab, skipped):
+        key = answer_digest(lesson)
+        if lesson.target != target:
+            skipped["of another target"] += 1
+        elif not lesson.known or key in seen:
+            skipped["that say nothing new"] += 1
+        elif max_len and len(lesson.prompt_ids) + len(lesson.token_ids) > max_len:
+            skipped[f"of more than {max_len} tokens with their prompts"] += 1
+        else:
+            seen.add(key)
+            newest.append(lesson)
+    left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
+    if (missing := MIN_GENERATIONS - len(newest)) > 0:
+        also = f", and left out: {left_out}" if left_out else ""
+        needed = f"{len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing{also}."
+        hint = f"Collect more, or add prompts; skydraft learn status {store.folder} says what is there."
+        raise RecordsError(f"{store.folder} has {needed}", hint=hint)
+    return list(newest), left_out
+
+
+def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> Iterator[Lesson]:
+    for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
+        if lesson.vocab != vocab.fingerprint:
+            skipped["of another vocabulary"] += 1
+        elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
+            skipped["with tokens that the vocabulary does not have"] += 1
+        else:
+            yield lesson
+
+
+def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
+    """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together,
+    and all of a conversation.
+
+    Which are trained with, and in which order, does not depend on the order of the lessons: many are written at a time.
+    What is held out keeps it. Raises RecordsError for too few prompts.
+    """
+    groups: dict[bytes, list[Lesson]] = {}
+    key_of = _conversations(lessons)
+    for lesson in lessons:
+        groups.setdefault(key_of[lesson.prompt_ids], []).append(lesson)
+    order = sorted(groups, key=lambda key: hashlib.sha256(key + bytes(8)).digest())
+    total = sum(map(len, groups.values()))
+    held, num_held = set[bytes](), 0
+    wanted = max(_MIN_HELD_OUT, total * _HELD_OUT)
+    for key in reversed(order):
+        if num_held < wanted and num_held + len(groups[key]) <= total / 2:
+            held.add(key)
+            num_held += len(groups[key])
+    if num_held < wanted:
+        message = f"The {total} answers are to {len(order)} prompts, which are too few to hold some out."
+        raise RecordsError(message, hint="Collect answers to more prompts.")
+    trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
+    return trained, [lesson for lesson in lessons if key_of[lesson.prompt_ids] in held]
+
+
+def _conversations(lessons: Sequence[Lesson]) -> dict[tuple[int, ...], bytes]:
+    """A digest for each prompt: its own, or, where it begins with another whole prompt, the shortest such one's."""
+    found, first = dict[tuple[int, ...], bytes](), tuple[int, ...]()
+    for prompt in sorted({lesson.prompt_ids for lesson in lessons}):  # after a prompt come those that begin with it
+        if not first or prompt[: len(first)] != first:
+            first = prompt
+        found[prompt] = hashlib.sha256(np.array(first, "<i8").tobytes()).digest()
+    return found
+
+
+def answer_digest(lesson: Lesson) -> str:
+    """What names a lesson's prompt with its answer."""
+    return digest((*lesson.prompt_ids, -1, *lesson.token_ids))
+
+
+def weights_of(cloud: Engine | Cloud) -> str:
+    """What names the target. Raises OptionError for a server that does not tell."""
+    facts = target_of(cloud).facts(None)
+    assert facts is not None  # it was waited for
+    if not facts.weights:
+        message = "The server does not tell which model it runs, so its answers cannot be learned from."
+        raise OptionError(message, hint="Name its model there.")
+    return facts.weights
+
+
+def beginning_of(lessons: Sequence[Lesson], template: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that all prompts begin with; empty if that is no more than what the `template` begins with. A prompt
+    itself is not its beginning, even if there is one prompt alone."""
+    shared = np.array(lessons[0].prompt_ids[:-1])
+    for lesson in lessons:
+        shared = shared[: num_shared(shared, np.array(lesson.prompt_ids[:-1]))]
+    is_own = len(shared) >= num_shared(shared, np.array(template)) + _MIN_BEGINNING
+    return tuple(map(int, shared)) if is_own else ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTask:
+    """All that a training needs, so that both models can be closed before it begins.
+
+    `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
+    `left_out` says in words which lessons are not in it.
+    """
+
+    path: Path
+    card: AdapterCard
+    vocab_size: int
+    trained: Sequence[Lesson]
+    held_out: Sequence[Lesson]
+    left_out: str = ""
+
+    def digest(self) -> str:
+        lines = (line for part in (self.trained, self.held_out) for line in (*map(encode, part), b"|"))
+        return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def trainable_file(engine: Engine) -> Path:
+    """The file of a model that can be trained. Raises OptionError, or MissingDependency."""
+    if engine.takes_audio:
+        hint = "Name a draft model of text with --edge-model."
+        raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
+    path = getattr(engine, "path", None)
+    if not isinstance(path, Path):
+        hint = "Name a .gguf file or a checkpoint."
+        raise OptionError(f"{engine.name} has no weights that can be trained.", hint=hint)
+    check_trainable()
+    return path
+
+
+def prepare(store: Store, edge: Engine, weights: str, *, before: Store | None = None) -> TrainingTask:
+    """Choose and split the lessons for a draft model and the target `weights`; those of the store `before` are older.
+
+    Raises a SkydraftError.
+    """
+    path = trainable_file(edge)
+    lessons, left_out = choose(store, edge.vocab, weights, before, MAX_LEN)
+    trained, held_out = split(lessons)
+    beginning = beginning_of(lessons, beginning_ids(edge.vocab))
+    card = AdapterCard(
+        base=edge.fingerprint, base_name=edge.name, vocab=edge.vocab.fingerprint, target=weights,
+        beginning_len=len(beginning), beginning=digest(beginning) if beginning else "",
+    )  # fmt: skip
+    return TrainingTask(path, card, edge.vocab.size, trained, held_out, left_out)

@@ -1,0 +1,310 @@
+"""Checks of answers: each reads the answer out of a text and compares it. A check that nothing can pass is refused."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, StrictFloat, StrictInt
+
+from skydraft.errors import importing
+from skydraft.files import Stored
+from skydraft.lab.tasks import sandbox
+from skydraft.lab.tasks.reading import EDGES, choice_of, line_of, narrow, number_of
+
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_MAX_ANSWER = 2_000  # characters of an answer that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    score: float  # from 0 (wrong) to 1 (right)
+    answer: str = ""
+    note: str = ""
+
+
+class _Check(Stored):
+    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated.
+
+    `model_post_init` raises ValueError where no text can be right.
+    """
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern is not valid: {error}") from error
+    return pattern
+
+
+def _is_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    with suppress(ImportError):
+        import jsonschema  # type: ignore[import-untyped]
+
+        try:
+            jsonschema.Draft202012Validator.check_schema(schema)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
+    return schema
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+
+
+def _verdict(right: bool, answer: object, note: str = "") -> Judgement:
+    said = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    return Judgement(float(right), said[:_MAX_ANSWER], "" if right else note or "not the answer")
+
+
+class Exact(_Check):
+    """The line of the answer, else the first one, is one of `answer`; case, and spaces and punctuation at the ends, do
+    not count."""
+
+    kind: Literal["exact"]
+    answer: str | tuple[str, ...]
+
+    def model_post_init(self, context: object) -> None:
+        if not (wanted := self._wanted()) or "" in wanted:
+            raise ValueError("an answer needs a letter or a digit")
+
+    def _wanted(self) -> set[str]:
+        given = (self.answer,) if isinstance(self.answer, str) else self.answer
+        return {narrow(each).strip(EDGES).casefold() for each in given}
+
+    def judge(self, text: str) -> Judgement:
+        found = line_of(text)
+        return _verdict(found.casefold() in self._wanted(), found)
+
+
+class Number(_Check):
+    """The number of the answer differs from `answer` by at most `tolerance`. Units do not count, and % is one."""
+
+    kind: Literal["number"]
+    answer: StrictInt | StrictFloat
+    tolerance: float = Field(default=1e-6, ge=0)
+
+    def judge(self, text: str) -> Judgement:
+        found = number_of(text)
+        if not found:
+            return _verdict(False, "", "no number")
+        difference = abs(Decimal(found) - Decimal(str(self.answer)))
+        return _verdict(difference <= Decimal(str(self.tolerance)), found)
+
+
+class OneOf(_Check):
+    """The line of the answer, else the first one, names `answer` and no other of `choices`."""
+
+    kind: Literal["choice"]
+    answer: str
+    choices: tuple[str, ...] = ("A", "B", "C", "D")
+
+    def model_post_init(self, context: object) -> None:
+        names = {narrow(each).casefold() for each in self.choices if each.strip()}
+        if len(names) < max(2, len(self.choices)):
+            raise ValueError("a choice needs two choices or more, which differ by more than their case")
+        if self.answer not in self.choices:
+            raise ValueError(f"the answer '{self.answer}' is none of the choices")
+
+    def judge(self, text: str) -> Judgement:
+        found = choice_of(text, self.choices)
+        return _verdict(found == self.answer, found, "" if found else "none or several of the choices")
+
+
+class Regex(_Check):
+    """`pattern` is found in the text; with `answer`, its first group (else all of it) is that."""
+
+    kind: Literal["regex"]
+    pattern: Pattern
+    answer: str | None = None
+
+    def judge(self, text: str) -> Judgement:
+        match = re.search(self.pattern, text)
+        if match is None:
+            return _verdict(False, "", "no match")
+        found = match[1 if match.re.groups else 0] or ""
+        return _verdict(self.answer is None or found == self.answer, found)
+
+
+class Json(_Check):
+    """The first JSON object of the text (list, if `answer` is one) is `answer`; spaces inside of texts do not count."""
+
+    kind: Literal["json"]
+    answer: dict[str, Any] | list[Any]
+
+    def judge(self, text: str) -> Judgement:
+        found = next(json_values(text, "{" if isinstance(self.answer, dict) else "["), None)
+        return _verdict(is_same(found, self.answer), "" if found is None else found, "no JSON" if found is None else "")
+
+
+class Schema(_Check):
+    kind: Literal["schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_is_schema)]
+
+    def judge(self, text: str) -> Judgement:
+        wrong = complaint(text, self.schema_)
+        return _verdict(not wrong, text, wrong)
+
+
+class Call(_Check):
+    """The first call of one of the functions `names` in the text has the name and the arguments of `answer`."""
+
+    kind: Literal["call"]
+    answer: dict[str, Any]
+    names: tuple[str, ...]
+
+    def model_post_init(self, context: object) -> None:
+        if set(self.answer) != {"name", "arguments"} or not isinstance(self.answer["arguments"], dict):
+            raise ValueError('the answer is not {"name": …, "arguments": {…}}')
+        if self.answer["name"] not in self.names:
+            raise ValueError("the name of the answer is none of the names")
+
+    def judge(self, text: str) -> Judgement:
+        found = read_call(text, self.names)
+        return _verdict(is_same(found, self.answer), found or "", "" if found else "no call")
+
+
+class Fields(_Check):
+    """Each field of `answer` is what the text says of it; the score is the share of right fields. `patterns` has the
+    values of each field, each with a regular expression; the first to be found in the text counts."""
+
+    kind: Literal["fields"]
+    answer: dict[str, str]
+    patterns: dict[str, dict[str, Pattern]]
+
+    def model_post_init(self, context: object) -> None:
+        if not self.answer:
+            raise ValueError("the answer has no field")
+        for name, value in self.answer.items():
+            if value not in self.patterns.get(name, {}):
+                raise ValueError(f"there is no pattern for {name}: {value}")
+
+    def judge(self, text: str) -> Judgement:
+        found = {name: _first(text, self.patterns[name]) for name in self.answer}
+        wrong = [name for name, value in self.answer.items() if found[name] != value]
+        said = json.dumps(found, ensure_ascii=False)
+        return Judgement(1 - len(wrong) / len(self.answer), said, f"wrong: {', '.join(wrong)}" if wrong else "")
+
+
+def _first(text: str, patterns: dict[str, str]) -> str | None:
+    matches = [(match.start(), value) for value, pattern in patterns.items() if (match := re.search(pattern, text))]
+    return min(matches)[1] if matches else None
+
+
+class Python(_Check):
+    """The code of the text, between `before` and `tests`, runs to its end. It runs only with --run-code.
+
+    The code is the first fenced block that defines `entry`, else the first block, else the text. Without a definition
+    of `entry` it goes on from `prompt`.
+    """
+
+    kind: Literal["python"]
+    tests: str
+    before: str = ""
+    prompt: str = ""
+    entry: str = ""
+    seconds: int = Field(default=sandbox.SECONDS, ge=1, le=600)
+
+    def judge(self, text: str) -> Judgement:
+        blocks = _FENCE.findall(text) or [text]
+        defines = re.compile(rf"^\s*(?:def|class|async def)\s+{re.escape(self.entry)}\b", re.MULTILINE)
+        code = next(filter(defines.search, blocks), blocks[0])
+        begin = self.before if defines.search(code) or not self.prompt else self.prompt
+        fault = sandbox.run(f"{begin}\n{code}\n{self.tests}", self.seconds)
+        return _verdict(not fault, code, fault)
+
+
+class Gym(_Check):
+    """reasoning-gym's own score of the answer to an entry of `dataset` is 1."""
+
+    kind: Literal["gym"]
+    dataset: str
+    entry: dict[str, Any]
+
+    def judge(self, text: str) -> Judgement:
+        found = line_of(text, last=True)
+        return _verdict(load_gym().get_score_answer_fn(self.dataset)(found, self.entry) >= 1, found)
+
+
+def load_gym() -> Any:
+    with importing("This set of tasks needs", "tasks"):
+        import reasoning_gym
+    return reasoning_gym
+
+
+Check = Annotated[
+    Exact | Number | OneOf | Regex | Json | Schema | Call | Fields | Python | Gym, Field(discriminator="kind")
+]
+
+
+class Task(Stored):
+    """What makes a prompt a task of the set `set`.
+
+    `messages` are the whole conversation, where it is more than the prompt. `grammar` and `max_new_tokens` (None: those
+    of the mode) belong to this task, `tools` are for the chat template.
+    """
+
+    set: str
+    check: Check
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    grammar: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[Any, ...] = ()
+
+
+def is_same(found: Any, wanted: Any) -> bool:
+    """Whether two JSON values are the same, spaces in texts left out. True is not 1."""
+    return bool(_plain(found) == _plain(wanted))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return re.sub(r"\s", "", value) if isinstance(value, str) else (type(value) is bool, value)
+
+
+def complaint(text: str, schema: Any) -> str:
+    """Why a text is not JSON that fits a schema, or ""; 39.9 is 399 * 0.1 there. Raises MissingDependency."""
+    with importing("A check against a schema needs", "tasks"):
+        import jsonschema
+    try:
+        found = json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        return f"no JSON: {error}"
+    formats = jsonschema.FormatChecker(["date", "email", "ipv4", "uuid"])
+    # jsonschema knows this one only with another package.
+    formats.checks("date-time", raises=ValueError)(lambda text: bool(datetime.datetime.fromisoformat(text)))
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = jsonschema.Draft202012Validator(exact, format_checker=formats)
+    return next((error.message[:200] for error in validator.iter_errors(found)), "")
+
+
+def json_values(text: str, opening: str = "{") -> Iterator[Any]:
+    """The JSON objects of a text (lists, where `opening` is a bracket), whatever is around them."""
+    at = text.find(opening)
+    while at >= 0:
+        try:
+            found, end = json.JSONDecoder().raw_decode(text, at)
+            yield found
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find(opening, end)
+
+
+def read_call(text: str, names: tuple[str, ...]) -> dict[str, Any] | None:
+    """The first call of one of the functions `names`, in the template's marks or not, by OpenAI's names or others."""
+    for found in json_values(text):
+        arguments = found.get("arguments", found.get("parameters"))
+        if isinstance(arguments, str):
+            arguments = next(json_values(arguments), None)
+        if found.get("name") in names and isinstance(arguments, dict):
+            return {"name": found["name"], "arguments": arguments}
+    return None

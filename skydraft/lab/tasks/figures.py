@@ -1,0 +1,110 @@
+"""The figures of each set of tasks: what a mode scores, how much of the gap between the models it closes, at what cost.
+
+The recovered gap is RouteLLM's PGR (Ong et al. 2024): (mode - edge) / (cloud - edge).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from skydraft.files import Stored
+from skydraft.intervals import LEVEL, Figure, Floats, Resamples, Rounded, around, share
+from skydraft.lab.evaluation.findings import Findings, Setting
+
+MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
+
+
+class TaskMode(Stored):
+    """A mode on a set of tasks, as `report.task_sections` explains. What needs a mode that was not run is None."""
+
+    mode: str
+    score: Figure
+    over_cloud: Figure | None
+    recovered: Figure | None
+    over_line: Figure | None
+    calls: Figure
+    written: Figure
+    seconds: Rounded
+    num_mended: int | None
+    num_broken: int | None
+
+
+class TaskSet(Stored):
+    """A set of tasks. `is_apart`: the gap is at least MIN_GAP, so that modes can be told apart."""
+
+    name: str
+    num_tasks: int
+    gap: Figure | None
+    is_apart: bool
+    num_between: int | None
+    modes: tuple[TaskMode, ...]
+
+
+def task_sets(findings: Findings) -> Iterator[TaskSet]:
+    """The figures of each set, over the tasks that have a verdict in every mode."""
+    by_task = list(zip(*(setting.cases for setting in findings.settings), strict=True))
+    for name in dict.fromkeys(prompt.task.set for prompt in findings.run.prompts if prompt.task):
+        of_modes = [cases for cases in by_task if (task := cases[0][0].prompt.task) and task.set == name]
+        judged = [cases for cases in of_modes if all(case.verdict for each in cases for case in each)]
+        if judged:
+            cases_of = zip(*judged, strict=True)  # by mode
+            settings = zip(findings.settings, cases_of, strict=True)
+            yield _figures(name, [Setting(each.mode, cases) for each, cases in settings])
+
+
+def scores(setting: Setting) -> Floats:
+    """The score of each task, [num_tasks], a mean over repetitions."""
+    return setting.sums("task_score")[0] / [len(cases) for cases in setting.cases]
+
+
+def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
+    """The draft model alone and the target alone, without a style of their own, where these were run."""
+    plain = [setting for setting in settings if not setting.mode.style]
+    edge = next((setting for setting in plain if not setting.mode.plan.verifies), None)
+    return edge, next((setting for setting in plain if not setting.mode.plan.drafts), None)
+
+
+def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
+    edge, cloud = alone(settings)
+    resamples = Resamples(len(settings[0].cases))
+    gap = between = None
+    if edge and cloud:
+        difference = scores(cloud) - scores(edge)
+        between = int((difference > 0).sum())
+        gap = around(difference.mean(), resamples.means(difference))
+    return TaskSet(
+        name=name, num_tasks=len(settings[0].cases), gap=gap, is_apart=gap is not None and gap.value >= MIN_GAP,
+        num_between=between, modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
+    )  # fmt: skip
+
+
+def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
+    mine = scores(setting)
+    calls, written = (_per_token(setting, name) for name in ("cloud_calls_per_token", "target_written_per_token"))
+    asked, wrote = resamples.figure(*calls), resamples.figure(*written)
+    assert asked and wrote  # as no text counts as less than a token
+    over_cloud = recovered = over_line = mended = broken = None
+    if cloud:
+        theirs = scores(cloud)
+        over_cloud = around((mine - theirs).mean(), resamples.means(mine - theirs))
+    if cloud and edge:
+        first = scores(edge)
+        mended = int(((theirs > first) & (mine >= theirs)).sum())
+        broken = int(((theirs <= first) & (mine < first)).sum())
+        if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap
+            recovered = resamples.figure(mine - first, theirs - first)
+        above, below = (resamples.means(side) for side in written)
+        line = mine.mean() - first.mean() - written[0].sum() / written[1].sum() * (theirs - first).mean()
+        drawn = resamples.means(mine - first) - above / below * resamples.means(theirs - first)
+        over_line = around(line, drawn)
+    wall_ms = sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases)
+    return TaskMode(
+        mode=setting.mode.name, score=share(mine), over_cloud=over_cloud, recovered=recovered, over_line=over_line,
+        calls=asked, written=wrote, seconds=wall_ms / 1e3, num_mended=mended, num_broken=broken,
+    )  # fmt: skip
+
+
+def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
+    """Both sides of a measure a token; an empty text counts as one token."""
+    above, below = setting.sums(name)
+    return above, np.maximum(below, 1)
