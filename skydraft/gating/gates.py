@@ -1,6 +1,6 @@
 """Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
 
-`register_gate` adds a gate of one's own; so does a package, by an entry point in the group `skydraft.gates`.
+`register_gate` adds a gate of one's own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -101,7 +100,7 @@ class GateSpec:
             if self.content_rules:
                 says = f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text."
                 raise OptionError(says, hint="Remove it, or choose a gate such as entropy:3.25.")
-        elif not _is_signal(self.kind):
+        elif self.kind not in SIGNALS:
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             raise OptionError(f"There is no gate '{self.kind}'.", hint=f"Use always, never, or for example {known}.")
         elif not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
@@ -127,24 +126,12 @@ def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], boo
     SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
 
 
-def _is_signal(name: str) -> bool:
-    """Whether there is such a gate; one of an installed package is registered."""
-    for entry in () if name in SIGNALS else entry_points(group="skydraft.gates", name=name):
-        try:
-            register_gate(name, entry.load())
-        except Exception as error:
-            package = entry.dist.name if entry.dist else "a package"
-            what = f"The gate {name} of {package} ({entry.value}) cannot be loaded: {error}"
-            raise OptionError(what, hint=f"Mend {package}, or name another gate.") from error
-    return name in SIGNALS
-
-
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
     kind, _, value = main.partition(":")
     rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
-    if not _is_signal(kind):
+    if kind not in SIGNALS:
         return GateSpec(main, content_rules=rules)
     try:
         return GateSpec(kind, float(value), rules)
