@@ -26,7 +26,6 @@ from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.decoding.test_slots import begun, few, is_free, slots_of, text
-from tests.gating.test_calibration import made
 from tests.learning.test_collect import read
 from tests.serving import Serving, free_port, ran_s, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
@@ -148,17 +147,6 @@ def test_clients_with_gates_of_their_own_do_not_fill_the_memory(monkeypatch: pyt
         for plan in (EDGE, EDGE, *(make_plan(gate=f"entropy:{number}") for number in range(6))):
             watching.write(replace(REQUEST, plan=plan))
         assert [each.gate for each in watching.auditor.figures] == ["never", "entropy:4", "entropy:5"]
-
-
-def test_a_text_with_a_calibration_of_its_own_is_read() -> None:
-    edge, target = toys.toy(1, 0.7), toys.toy(1)
-    sides = {side: {"name": side, "fingerprint": of.fingerprint} for side, of in (("draft", edge), ("target", target))}
-    auto = replace(REQUEST, plan=make_plan("auto"), calibration=made(**sides))
-    with closing(Watching(edge, target)) as watching:
-        done = watching.write(auto)
-    ((_, audit),) = watching.kept
-    assert len(audit) == len(done.token_ids)
-    assert [(each.gate, each.asked) for each in watching.auditor.figures] == [("calibrated:0.95", 0.95)]
 
 
 def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ agreements = st.floats(0.05, 0.99)
 @given(toys.pairs(), agreements, st.integers(1, 12))
 def test_a_block_ends_right_after_the_sum_passes(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
     drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
-    drafted = drafter.draft(Context(toys.ASKED), k)
+    drafted = drafter.draft(Context(toys.ASKED).token_ids, k)
     sums = list(accumulate(map(risk, drafted.signals)))
     passed = [total > 2 * (1 - agreement) for total in sums]
     assert not any(passed[:-1])

@@ -133,7 +133,7 @@ def test_one_made_with_exactly_this_target_goes_before_one_of_the_same_name(tmp_
         (tmp_path / f"{number}.json").write_text(json.dumps(content))
     assert find_calibration([tmp_path], "d" * 32, "name:large", "").fitted["workload"] == "2"
     assert find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted["workload"] == "1"
-    with pytest.raises(OptionError, match=r"runs large, start it under that name .*--alias .*skydraft learn calibrate"):
+    with pytest.raises(OptionError, match=r"skydraft learn calibrate.* runs large, start it under that name"):
         find_calibration([tmp_path], "d" * 32, "name:other", "small and other")
 
 
