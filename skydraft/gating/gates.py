@@ -185,9 +185,9 @@ class Gate:
             return ""
         if not block.forced and _is_dense(vocab, generated, block.token_ids):
             return "density"
-        ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
-        is_cycle = any(not block.is_forced(end - 1 - block.base) for end in ends)
-        if is_cycle or is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
+        text = np.append(generated, np.array(block.token_ids, np.int32))
+        ends = unverified_cycles(text.tolist(), block.base, num_seen)
+        if any(not block.is_forced(end - 1 - block.base) for end in ends) or is_copying(text):
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
@@ -223,22 +223,18 @@ def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> lis
     A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
     single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
     """
-    lengths = (length for period in range(1, MAX_PERIOD + 1) for length in _lengths(generated, period, base))
-    return [length for length in lengths if length > max(base, num_seen)]
+    return [
+        end
+        for end in range(max(base, num_seen) + 1, len(generated) + 1)
+        for period in range(1, MAX_PERIOD + 1)
+        if _ends_in_cycle(generated, end, period) and not _ends_in_cycle(generated, end - 1, period)
+    ]
 
 
-def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:
-    """Lengths at which a run became a cycle of that period, for the runs that reach into generated[base:]."""
-    needed = _MIN_RUN_OF_ONE - 1 if period == 1 else period
-    lengths, run = [], 0
-    start = max(period, base - 2 * MAX_PERIOD - needed)
-    while start > period and generated[start - 1] == generated[start - 1 - period]:
-        start -= 1  # a run that began long before the block was a cycle before the block, too
-    for index in range(start, len(generated)):
-        run = run + 1 if generated[index] == generated[index - period] else 0
-        if run == needed and _is_primitive(generated[index + 1 - period : index + 1]):
-            lengths.append(index + 1)
-    return lengths
+def _ends_in_cycle(generated: Sequence[int], end: int, period: int) -> bool:
+    length = max(2 * period, _MIN_RUN_OF_ONE)
+    copies = generated[max(end - length, 0) : end]
+    return len(copies) == length and copies[period:] == copies[:-period] and _is_primitive(copies[-period:])
 
 
 def _is_primitive(phrase: Sequence[int]) -> bool:
