@@ -162,9 +162,8 @@ class _Parts:
     def _drafter(self, turns: Turns) -> Drafter:
         plan, request = self.plan, self.request
         assert self.draft is not None
-        ends_blocks = self.gate.is_unsure if plan.ends_early else None
-        if turns.opens and not plan.ends_early:
-            ends_blocks = turns.end_of_opening(self.gate.is_unsure)
+        is_unsure = self.gate.is_unsure
+        ends_blocks = is_unsure if plan.ends_early else turns.end_of_opening(is_unsure)
         return Drafter(
             self.draft, self.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
             with_signals=request.with_signals or plan.gate.needs_signals,

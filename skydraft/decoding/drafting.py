@@ -61,9 +61,7 @@ class Drafter:
         has_opened = len(self._prompt.token_ids) < self._engine.context_len
         return max(self._engine.context_len - length + 1, 0) if has_opened else 0
 
-    def draft(
-        self, prefix: TokenIds, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False
-    ) -> DraftBlock:  # fmt: skip
+    def draft(self, prefix: TokenIds, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False) -> DraftBlock:
         """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
 
         Those of `begun`, which it has drafted already, come first. With `breaks_loops` a token that would go on with a

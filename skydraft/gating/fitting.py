@@ -162,10 +162,10 @@ def fit(
     share, num_walked = agreement(walked)
     is_few = num_walked < _MIN_TOKENS or len(walked) < _MIN_UNSEEN * (unseen is not None)
     if is_few or not 0 < share < (1 if unseen is None else 1.01):
-        of_what = "" if unseen is None else f", of {_MIN_UNSEEN} answers that the draft model was not trained on"
         found = f"{num_walked} tokens with {round(num_walked * (1 - share))} disagreements"
-        hint = f"Give more: at least {_MIN_TOKENS} tokens, with some disagreements{of_what}."
-        raise PromptError(f"{found} are too few to say which limit keeps which agreement.", hint=hint)
+        says = f"{found} are too few to say which limit keeps which agreement."
+        hint = f"Give at least {_MIN_TOKENS} tokens, of {_MIN_UNSEEN} answers that the draft model was not trained on."
+        raise PromptError(says, hint=hint)
     risks = count_risks(texts) if unseen is None else _cautious_risks(unseen)
     about: dict[str, str | int] = {
         "workload": name, "sha256": sha256, "num_prompts": len(targets), "num_tokens": agreement(texts)[1],

@@ -143,13 +143,9 @@ class _GenerationTag(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-class _DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)` without the type's other methods, which could change read-only values."""
-
-    fromkeys = staticmethod(dict.fromkeys)
-
-    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
-        return dict(*args, **items)
+def _dict(*args: Any, **items: Any) -> dict[Any, Any]:
+    """Without the type's methods, which could change read-only values."""
+    return dict(*args, **items)
 
 
 class _PublicNamespace(Namespace):
@@ -251,7 +247,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
         del self.globals["lipsum"]  # it writes as much as it is asked for
-        self.globals |= {"raise_exception": _refuse, "dict": _DictMaker(), "namespace": _PublicNamespace}
+        self.globals |= {"raise_exception": _refuse, "dict": _dict, "namespace": _PublicNamespace}
         self.globals["strftime_now"] = lambda format: _now().strftime(format)
         self.filters["tojson"] = _json
         self.filters |= {name: _checked(name, self.filters[name]) for name in _GROWING & self.filters.keys()}

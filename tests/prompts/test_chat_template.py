@@ -95,7 +95,7 @@ SNIPPETS = {
     "no tools": ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
     "undefined is empty": ("[{{ pad_token }}]", "[]"),
     "namespace": ("{% set n = namespace({'a': 1}, b=2) %}{% set n.c = n.a + n.b %}{{ n.c }}", "3"),
-    "dict": ("{{ dict([('a', 1)], b=2) }}{{ dict.fromkeys('xy', 0) }}", "{'a': 1, 'b': 2}{'x': 0, 'y': 0}"),
+    "dict": ("{{ dict([('a', 1)], b=2) }}", "{'a': 1, 'b': 2}"),
 }
 
 
