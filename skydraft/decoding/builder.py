@@ -86,7 +86,7 @@ class _Parts:
             )  # fmt: skip
         copies, ahead = self._copies(), None
         # Drafts may come where the target writes several tokens. Scores of those that do not stand would be kept.
-        writes_on = request.plan.k is None or request.plan.hand_back.num_tokens > 0
+        writes_on = request.plan.k is None or request.plan.back.num_tokens > 0
         if (drafter or copies) and verifier and self.races and writes_on and request.num_best is None:
             copies, ahead = None, Ahead(drafter, self.prompts.edge, verifier.draft, copies)
             verifier.hear(ahead.came)
@@ -131,7 +131,7 @@ class _Parts:
         names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
         weights = facts.weights if facts else None
         calibration = find_calibration(folders, draft.fingerprint, weights, names, self.request.calibration)
-        limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.hand_back)
+        limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.back)
         return Allowance(calibration, plan.gate.threshold, limit)
 
     def _context(self) -> tuple[Context, int]:
@@ -157,7 +157,7 @@ class _Parts:
         thinks = bool(self.request.params.think_end)
         opens = plan.k and START in plan.gate.content_rules and not self.context.base and not thinks
         k, opening = (min(most, self.max_block) for most in (plan.k or DEFAULT_K, OPENING if opens else 0))
-        return Turns(k, plan.hand_back, opening, streams=plan.streams)
+        return Turns(k, plan.back, opening, streams=plan.streams)
 
     def _drafter(self, turns: Turns) -> Drafter:
         plan, request = self.plan, self.request

@@ -24,13 +24,17 @@ class Plan:
     drafts: bool = True
     ends_early: bool = False
     mode: str = ""
-    hand_back: HandBack = HandBack()  # noqa: RUF009 (it is frozen)
+    hand_back: HandBack | None = HandBack()  # noqa: RUF009 (it is frozen)
     streams: bool = False
 
     def __post_init__(self) -> None:
         if self.k is not None:
             parse_k(self.k)
         assert self.drafts or self.gate.kind == "always"
+
+    @property
+    def back(self) -> HandBack:
+        return self.hand_back or HandBack()
 
     @property
     def verifies(self) -> bool:
@@ -86,6 +90,6 @@ def make_plan(
     takes_own = hand_back is None and chosen_gate.kind != "never"
     back = parse_hand_back(spec.hand_back) if takes_own else given_back
     if spec.k == "auto" and k is None and hand_back is None:
-        return Plan(chosen_gate, None, mode=name)
+        return Plan(chosen_gate, None, mode=name, hand_back=None)
     chosen_k = given_k if k is not None or spec.k == "auto" else spec.k
     return Plan(chosen_gate, chosen_k, True, spec.ends_early and chosen_gate.needs_signals, name, back)

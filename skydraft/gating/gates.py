@@ -38,8 +38,9 @@ _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 def measure(row: npt.NDArray[Any]) -> Signals:
     """Signals of one row of raw logits [vocab], unchanged. Entropy in nats, in the precision of the row."""
     best = int(row.argmax())
+    shifted = row - row[best]
     # A model rules a token out by -inf; a weight that rounds to 0 does the same without a NaN.
-    shifted = np.maximum(row - row[best], row.dtype.type(_NO_WEIGHT))
+    np.maximum(shifted, row.dtype.type(_NO_WEIGHT), out=shifted)
     weights = np.exp(shifted)
     total = float(weights.sum())
     entropy = math.log(total) - float(weights @ shifted) / total

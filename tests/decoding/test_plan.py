@@ -24,7 +24,7 @@ STARTED = Plan(GateSpec("entropy", 3.25, RULES), 16, ends_early=True, mode="answ
 
 
 @pytest.mark.parametrize(("options", "plan", "verifies"), [
-    *((given, Plan(ALWAYS, None, mode="lossless"), True) for given in LOSSLESS),
+    *((given, Plan(ALWAYS, None, mode="lossless", hand_back=None), True) for given in LOSSLESS),
     ({"mode": "edge"}, Plan(NEVER, 1, mode="edge"), False),
     ({"mode": "cloud"}, Plan(ALWAYS, 1, False, mode="cloud"), True),
     ({"mode": "fluency"}, Plan(GateSpec("entropy", 5.5), 4, mode="fluency", hand_back=AGREE), True),

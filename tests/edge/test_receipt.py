@@ -86,7 +86,7 @@ def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
             generation = run(cloud, plan, seed)
             receipts.append(receipt := generation.receipt)
             # Drafts just before the end of the text may be cancelled on their way: sent, and never seen there.
-            crosses = plan.verifies and (plan.k is None or plan.hand_back.num_tokens > 0)
+            crosses = plan.verifies and (plan.k is None or plan.back.num_tokens > 0)
             told, came = figures(receipt), recomputed(relay.requests, generation)
             assert told == came or (crosses and told["calls"] == came["calls"])
             assert all({*came[name]} <= {*told[name]} for name in ("seen", "rejected"))

@@ -30,7 +30,7 @@ def assert_same(remote: Generation, local: Generation) -> None:
     """Round by round; the rows of what the target writes on only in all."""
     assert (remote.token_ids, remote.text) == (local.token_ids, local.text)
     assert remote.finish_reason == local.finish_reason
-    if remote.request.plan.hand_back.num_tokens:  # drafts may come while the target writes
+    if remote.request.plan.back.num_tokens:  # drafts may come while the target writes
         far, near = (
             [(each.block.token_ids, each.token_ids) for each in done.rounds_so_far if each.record.outcome != "written"]
             for done in (remote, local)
