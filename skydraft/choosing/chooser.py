@@ -91,7 +91,8 @@ class Chooser:
         """The tokens that the grammar and the budget of thinking leave, [vocab]; None for all."""
         thinking, grammar, text = self._thinking, self._grammar, prefix[self._prompt_len :]
         if thinking and (token_id := thinking.forced(text)) is not None:
-            return np.arange(self._vocab_size) == token_id
+            mask: Mask = np.arange(self._vocab_size) == token_id
+            return mask
         if not grammar or not thinking:
             return grammar.allowed(prefix) if grammar else None
         allowed = grammar.allowed(prefix[thinking.at(text).start :])

@@ -145,8 +145,9 @@ class _Parts:
         begun = () if request.begun_is_prompt else request.begun
         _check_begun(begun, request.params, self.vocab, max_new_tokens)
         scores = None if request.num_best is None else Scores(request.num_best, len(begun))
-        prompt, finish = prompts.edge if self.draft else prompts.target, None if request.writes else "length"
-        return Context(prompt, scores=scores, finish=finish, begun=begun), max_new_tokens
+        prompt = prompts.edge if self.draft else prompts.target
+        context = Context(prompt, scores=scores, finish=None if request.writes else "length", begun=begun)
+        return context, max_new_tokens
 
     def _turns(self) -> Turns:
         """Who writes when."""

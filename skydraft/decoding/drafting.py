@@ -138,7 +138,8 @@ class Drafter:
         if forced is None and not may_choose:
             return None
         if forced is None or self._scores:
-            row = self._row_after(sequence, prefix)
+            while sequence.length < len(prefix):
+                row = self._feed(sequence, prefix)[-1]  # the logits after it, [vocab]
         if self._scores:
             self._scores.drafted(chooser.position(prefix), row)
         if forced is not None:
@@ -165,12 +166,6 @@ class Drafter:
             with self._engine.floor:
                 sequence.align(prefix)
                 self._feed(sequence, prefix)
-
-    def _row_after(self, sequence: Sequence, prefix: TokenIds) -> Rows:
-        """Feed the uncached part of a prefix; returns the logits after it, [vocab]."""
-        while sequence.length < len(prefix):
-            rows = self._feed(sequence, prefix)
-        return rows[-1]
 
     def _feed(self, sequence: Sequence, prefix: TokenIds) -> Rows:
         """One forward over the next uncached tokens of a prefix, as many as are exact; returns its rows."""
