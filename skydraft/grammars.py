@@ -116,10 +116,8 @@ def check_grammar(text: str) -> str:
         raise GrammarRefused("The grammar is not valid Unicode.") from error
     if num_bytes > MAX_BYTES:
         raise GrammarRefused(f"The grammar has {num_bytes} bytes; it may have {MAX_BYTES}.")
-    if kind == "json_object" and content:
-        raise GrammarRefused("Nothing follows json_object:, which is any JSON object.", hint="Use json_schema:.")
-    if kind != "json_object" and not content.strip():
-        raise GrammarRefused(f"Nothing follows {kind}: in the grammar.")
+    if bool(content.strip()) == (kind == "json_object"):
+        raise GrammarRefused("The grammar itself follows its kind, and nothing follows json_object:.")
     if _depth(content, in_json=kind == "json_schema") > MAX_DEPTH:
         raise GrammarRefused(f"The grammar has more than {MAX_DEPTH} brackets inside each other.")
     if kind == "json_schema":

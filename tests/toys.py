@@ -11,17 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter
-from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.decoding.plan import make_plan
 from skydraft.decoding.target import LocalVerifier
-from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
-from skydraft.gating.gates import Gate
 from skydraft.types import Prompt
 from tests.grammars import GRAMMARS, HAS_LIBRARY
 
@@ -149,9 +143,3 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
 
 def verifier_of(target: Engine, chosen: DecodingParams, *, max_rows: int = 64, prompt: Prompt = ASKED) -> LocalVerifier:
     return LocalVerifier(target, prompt, chosen, max_rows=max_rows)
-
-
-def loop_of(draft: Engine, target: Engine, chosen: DecodingParams, turns: Turns) -> tuple[SpeculativeLoop, Context]:
-    context, gate = Context(ASKED), Gate(make_plan().gate)
-    drafter = Drafter(draft, ASKED, chosen, chosen.max_new_tokens)
-    return SpeculativeLoop(context, drafter, gate, verifier_of(target, chosen), turns, VOCAB), context

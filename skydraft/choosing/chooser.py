@@ -34,7 +34,7 @@ class Chooser:
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, prompt_len: int) -> None:
-        self.params, self._prompt_len = params, prompt_len
+        self.params, self._vocab_size, self._prompt_len = params, vocab.size, prompt_len
         compiled = compile_grammar(params.grammar, vocab) if params.grammar else None
         self._grammar = GrammarAlong(compiled, vocab, prompt_len) if compiled else None
         self.has_grammar = compiled is not None
@@ -79,17 +79,24 @@ class Chooser:
         return row if edited.max() == -np.inf else edited
 
     def follow_grammar(self, row: Row, prefix: TokenIds) -> Row:
-        if (token_id := self._end_of_thinking(prefix)) is not None:
-            return masked(row, np.arange(len(row)) == token_id)
-        return masked(row, self._allowed(prefix)) if self._grammar else row
+        allowed = self._allowed(prefix)
+        return row if allowed is None else masked(row, allowed)
 
-    def _allowed(self, prefix: TokenIds) -> Mask:
-        assert self._grammar
-        if not self._thinking:
-            return self._grammar.allowed(prefix)
-        text = prefix[self._prompt_len :]
-        allowed = self._grammar.allowed(prefix[self._thinking.at(text).start :])
-        return self._thinking.may_come(text, allowed, self._grammar.was_left)
+    def forced(self, prefix: TokenIds) -> int | None:
+        """The only token that may come after `prefix`, whatever the logits; None if there are more."""
+        allowed = self._allowed(prefix)
+        return None if allowed is None else only_one(allowed)
+
+    def _allowed(self, prefix: TokenIds) -> Mask | None:
+        """The tokens that the grammar and the budget of thinking leave, [vocab]; None for all."""
+        thinking, grammar, text = self._thinking, self._grammar, prefix[self._prompt_len :]
+        if thinking and (token_id := thinking.forced(text)) is not None:
+            mask: Mask = np.arange(self._vocab_size) == token_id
+            return mask
+        if not grammar or not thinking:
+            return grammar.allowed(prefix) if grammar else None
+        allowed = grammar.allowed(prefix[thinking.at(text).start :])
+        return thinking.may_come(text, allowed, grammar.was_left)
 
     def has_left(self, prefix: TokenIds) -> bool:
         """Whether the answer of `prefix` has left the grammar, if there is one."""
@@ -97,12 +104,3 @@ class Chooser:
             return False
         self._allowed(prefix)
         return self._grammar.was_left
-
-    def forced(self, prefix: TokenIds) -> int | None:
-        """The only token that may come after `prefix`, whatever the logits; None if there are more."""
-        if (token_id := self._end_of_thinking(prefix)) is not None:
-            return token_id
-        return only_one(self._allowed(prefix)) if self._grammar else None
-
-    def _end_of_thinking(self, prefix: TokenIds) -> int | None:
-        return self._thinking.forced(prefix[self._prompt_len :]) if self._thinking else None

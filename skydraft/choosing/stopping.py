@@ -18,6 +18,7 @@ _ABBREVIATIONS = frozenset((
     "e.g", "i.e", "etc", "vs", "cf", "al", "mr", "mrs", "ms", "dr", "prof", "st", "fig", "eq", "vol", "p", "pp",
     "approx", "dept", "inc", "ltd", "jr", "sr", "u.s", "u.k", "a.m", "p.m", "www",
 ))  # fmt: skip
+_CLOSING = "".join(CLOSING)
 _LETTERS = string.ascii_letters + "."  # of abbreviations
 _MAX_WORD = 64  # characters looked at before a dot; longer words are no abbreviations
 _STOPS = re.compile(f"[{re.escape(''.join(sorted(FULL_STOP_LIKE)))}]")
@@ -36,13 +37,12 @@ class Said:
     _tail: str = ""  # the last of them
     _has_words: bool = False  # before the tail
     _pending: bytes = b""  # an unfinished character
-    _ends: bool = False  # the last character that is neither space nor closing ends a sentence
-    _after: int = 0  # what came after it: 1 spaces, 2 closing marks, 3 spaces again, 4 more
 
     @property
     def ends_sentence(self) -> bool:
-        """Whether the text, closing quotes and spaces apart, ends at a sentence end."""
-        return self._ends and self._after < 4
+        """Whether the text ends at a sentence end, but for spaces, closing marks and spaces, in this order."""
+        bare = self._tail.rstrip().rstrip(_CLOSING).rstrip()
+        return bool(bare) and _is_sentence_end(bare, len(bare) - 1, self._has_words)
 
     @property
     def num_sentences(self) -> int:
@@ -64,22 +64,9 @@ class Said:
             if _is_sentence_end(text, mark.start(), self._has_words):
                 at = begin + mark.start()
                 count, last_end = count + (at != last_end + 1), at
-        ends, after = self._ending(text, len(self._tail))
-        length, cut = self._length + len(new), max(len(text) - _MAX_WORD - 1, 0)
+        length, cut = self._length + len(new), max(len(text) - 2 * _MAX_WORD - 1, 0)
         has_words = self._has_words or bool(text[:cut].strip())
-        return Said(count, last_end, length, text[cut:], has_words, pending, ends, after)
-
-    def _ending(self, text: str, at: int) -> tuple[bool, int]:
-        """`_ends` and `_after` of a text whose characters from `at` on are new."""
-        bare = len(text)
-        while bare > at and (text[bare - 1].isspace() or text[bare - 1] in CLOSING):
-            bare -= 1
-        ends, after = self._ends, self._after
-        if bare > at:
-            ends, after = _is_sentence_end(text[:bare], bare - 1, self._has_words), 0
-        for char in text[bare:]:
-            after = (1, 1, 3, 3, 4)[after] if char.isspace() else (2, 2, 2, 4, 4)[after]
-        return ends, after
+        return Said(count, last_end, length, text[cut:], has_words, pending)
 
 
 def said_along(vocab: Vocab) -> Along[Said]:

@@ -1,5 +1,4 @@
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.choosing.thinking import ThinkingAlong
-from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams, Execution
+from skydraft.config import DEFAULT_K, MAX_K, OPENING, DecodingParams
 from skydraft.decoding.accounts.scoring import Scores
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
@@ -24,14 +23,14 @@ from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats
 from skydraft.engines.vocab import Vocab, check_same
-from skydraft.errors import CloudError, OptionError
+from skydraft.errors import OptionError
 from skydraft.gating.allowance import Allowance
 from skydraft.gating.calibration import MAX_BLOCK, find_calibration
 from skydraft.gating.gates import START, Gate
 from skydraft.prompts.pair import PromptPair, read_prompt
 from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
-from skydraft.types import Prompt, Signals
+from skydraft.types import Prompt
 
 _READ_ROWS = 16  # of one forward, when the draft model reads along
 _MOST_PREDICTED = 1 << 17  # tokens
@@ -47,67 +46,141 @@ def start_generation(
     Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
     computed.
     """
-    plan = request.plan
-    draft, verifying, reader = _sides(plan, edge, target)
-    if plan.drafts and draft is None:  # nothing could go on alone
-        plan = replace(plan, drafts=False)
-        request = replace(request, plan=plan)
-    races = verifying is not None and verifying.takes_drafts_of(draft)
-    plan = plan.streaming() if races and plan.k is None else plan
-    local = verifying.engine if verifying else None
-    vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
-    request, prompts = prompted(request, reader)
-    outage = verifying.meet_for(plan, vocab) if verifying else None
-    facts = _facts(plan, request.params, verifying, outage)
-    draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
-    context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
-    opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
-    costs = _costs(draft, local, request.execution) if local and plan.k is None and not races else None
-    turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
-    drafter = verifier = None
-    if draft:
-        drafter = Drafter(
-            draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, turns),
-            with_signals=request.with_signals or plan.gate.needs_signals,
-            longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
-            # What is only drafted may be read in any parts.
-            execution="throughput" if races and not plan.is_lossy else request.execution,
+    parts = _Parts(request, edge, target, calibrations)
+    return Generation(parts.loop(), parts.request, parts.prompts, parts.draft or edge, target, watch)
+
+
+class _Parts:
+    """The sides of one generation, what is known of them, and the parts of its loop that follow from both."""
+
+    def __init__(
+        self, request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path]
+    ) -> None:
+        self.draft, self.target, self.reader = _sides(request.plan, edge, target)
+        if request.plan.drafts and self.draft is None:  # nothing could go on alone
+            request = replace(request, plan=replace(request.plan, drafts=False))
+        plan, self.local = request.plan, self.target.engine if self.target else None
+        self.races = self.target is not None and self.target.takes_drafts_of(self.draft)
+        self.plan = plan.streaming() if self.races and plan.k is None else plan
+        self.vocab = (self.local or self.reader).vocab  # a local target decodes its text, with any draft model
+        self.request, self.prompts = prompted(request, self.reader)
+        self.outage = self.target.meet_for(self.plan, self.vocab) if self.target else None
+        self.facts = self._facts()
+        self.max_block = self.facts.max_block if self.facts else MAX_K
+        self.gate = self._gate(calibrations)
+        self.context, self.max_new_tokens = self._context()
+        self.costs: CostModel | None = None  # of two models that share their processor
+        if self.local and self.plan.k is None and not self.races:
+            draft_ms = self.draft.forward_ms[0] if self.draft else 0.0
+            self.costs = CostModel(draft_ms, self.local.forward_ms, self.local.max_rows(request.execution))
+
+    def loop(self) -> SpeculativeLoop:
+        request, params, turns = self.request, self.request.params, self._turns()
+        drafter = self._drafter(turns) if self.draft else None
+        verifier = None
+        if self.target:
+            # The target reads its prompt while the draft model reads, if that begins with it.
+            verifier = self.target.verifier(
+                self.context, self.prompts.target, self.vocab, request,
+                drafts_first=turns.longest() > 0 or turns.reads, outage=self.outage,
+            )  # fmt: skip
+        copies, ahead = self._copies(), None
+        # Drafts may come where the target writes several tokens. Scores of those that do not stand would be kept.
+        writes_on = request.plan.k is None or request.plan.back.num_tokens > 0
+        if (drafter or copies) and verifier and self.races and writes_on and request.num_best is None:
+            copies, ahead = None, Ahead(drafter, self.prompts.edge, verifier.draft, copies)
+            verifier.hear(ahead.came)
+        return SpeculativeLoop(
+            self.context, drafter, self.gate, verifier, turns, self.vocab,
+            falls_back=self.target is not None and self.target.falls_back(self.plan),
+            breaks_loops=request.breaks_loops and not params.grammar,  # a list of equal values is no loop
+            thinking=ThinkingAlong(params, self.vocab) if params.think_end else None,
+            copies=copies, ahead=ahead, seats=Seats((self.draft, self.local)),
         )  # fmt: skip
-    if verifying:
-        # The target reads its prompt while the draft model reads, if that begins with it.
-        drafts_first = turns.longest() > 0 or turns.reads
-        verifier = verifying.verifier(context, prompts.target, vocab, request, drafts_first=drafts_first, outage=outage)
-    falls_back = bool(verifying and verifying.falls_back(plan))
-    thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
-    breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
-    copies, ahead = _copies(request, prompts, facts, costs, draft or edge), None
-    if (drafter or copies) and verifier and races and _writes_on(request):
-        copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
-        verifier.hear(ahead.came)
-    loop = SpeculativeLoop(
-        context, drafter, gate, verifier, turns, vocab, falls_back, breaks_loops, thinking, copies, ahead,
-        Seats((draft, local)),
-    )  # fmt: skip
-    return Generation(loop, request, prompts, draft or edge, target, watch)
 
+    def _facts(self) -> TargetFacts | None:
+        """Facts about the target, if the plan needs them; None if it does not answer while the plan can wait. In an
+        outage older ones will do."""
+        if self.target is None:
+            return None
+        is_calibrated, falls_back = self.plan.gate.kind == "calibrated", self.target.falls_back(self.plan)
+        if is_calibrated and not falls_back:
+            return self.target.facts(None)
+        needs_facts = self.plan.k is None or is_calibrated or bool(self.request.params.grammar)
+        return self.target.facts((_QUICK_S if falls_back else _PATIENT_S) if needs_facts and not self.outage else 0)
 
-def _writes_on(request: GenerateRequest) -> bool:
-    """Whether the target writes several tokens in a row, so that drafts may come meanwhile. Scores of drafts that do
-    not stand would be kept for nothing."""
-    plan = request.plan
-    return (plan.k is None or plan.back.num_tokens > 0) and request.num_best is None
+    def _gate(self, calibrations: Iterable[Path]) -> Gate:
+        """The gate, once the draft model has the adapter for this prompt. An adapter that nobody named is left out
+        where the gate needs a calibration and has none for it."""
+        spec, plain = self.plan.gate, self.draft
+        if plain is None:
+            return Gate(spec)
+        self.draft = plain.adapters.choose(self.request.adapter, self.prompts.edge.token_ids)
+        if spec.kind != "calibrated":
+            return Gate(spec)
+        try:
+            return Gate(spec, self._allowance(self.draft, calibrations))
+        except OptionError:
+            if self.draft is plain or (self.request.adapter or plain.adapters.default) != "auto":
+                raise
+            self.draft = plain
+            return Gate(spec, self._allowance(plain, calibrations))
 
+    def _allowance(self, draft: Engine, folders: Iterable[Path]) -> Allowance:
+        plan, facts = self.plan, self.facts
+        names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
+        weights = facts.weights if facts else None
+        calibration = find_calibration(folders, draft.fingerprint, weights, names, self.request.calibration)
+        limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.back)
+        return Allowance(calibration, plan.gate.threshold, limit)
 
-def _copies(
-    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None,
-    reader: Engine | None,
-) -> Copies | None:  # fmt: skip
-    """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
-    if reader is None or request.plan.k is not None:
-        return None
-    longest, most = facts.max_block if facts else MAX_K, min(reader.context_len, _MOST_PREDICTED)
-    prediction = reader.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
-    return Copies(prompts.edge.token_ids, prediction, longest, costs)
+    def _context(self) -> tuple[Context, int]:
+        """The text with what it begins with, and how many tokens it may have. The model whose text it is sets the
+        limit; a draft model with a shorter context stops drafting there."""
+        request, prompts = self.request, self.prompts
+        author, read = (self.local, prompts.target) if self.target else (self.draft, prompts.edge)
+        max_new_tokens = request.params.max_new_tokens
+        if author:
+            max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
+        begun = () if request.begun_is_prompt else request.begun
+        _check_begun(begun, request.params, self.vocab, max_new_tokens)
+        scores = None if request.num_best is None else Scores(request.num_best, len(begun))
+        prompt = prompts.edge if self.draft else prompts.target
+        context = Context(prompt, scores=scores, finish=None if request.writes else "length", begun=begun)
+        return context, max_new_tokens
+
+    def _turns(self) -> Turns:
+        """Who writes when."""
+        plan = self.plan
+        if self.costs and self.draft:
+            read_ms = self.draft.forward_ms[: self.draft.max_rows(None)][:_READ_ROWS]
+            return Blocks(self.costs, read_ms[-1] / len(read_ms), len(self.prompts.edge.token_ids))
+        thinks = bool(self.request.params.think_end)
+        opens = plan.k and START in plan.gate.content_rules and not self.context.base and not thinks
+        k, opening = (min(most, self.max_block) for most in (plan.k or DEFAULT_K, OPENING if opens else 0))
+        return Turns(k, plan.back, opening, streams=plan.streams)
+
+    def _drafter(self, turns: Turns) -> Drafter:
+        plan, request = self.plan, self.request
+        assert self.draft is not None
+        is_unsure = self.gate.is_unsure
+        ends_blocks = is_unsure if plan.ends_early else turns.end_of_opening(is_unsure)
+        return Drafter(
+            self.draft, self.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
+            with_signals=request.with_signals or plan.gate.needs_signals,
+            longest=0 if self.target and not self.facts else self.max_block,
+            reuse=request.reuse, scores=self.context.scores,
+            # What is only drafted may be read in any parts.
+            execution="throughput" if self.races and not plan.is_lossy else request.execution,
+        )  # fmt: skip
+
+    def _copies(self) -> Copies | None:
+        """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
+        if self.request.plan.k is not None:
+            return None
+        most = min(self.reader.context_len, _MOST_PREDICTED)
+        prediction = self.reader.vocab.literal((self.request.prediction or "")[: _CHARS_READ * most])[:most]
+        return Copies(self.prompts.edge.token_ids, prediction, self.max_block, self.costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
@@ -118,31 +191,13 @@ def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engi
             raise OptionError("Without a draft model there is no mode but lossless.", hint="Name one: --edge-model.")
         draft = None
     local = verifying.engine if verifying else None
-    if plan.verifies and not verifying:
-        raise _missing("cloud")
     reader = draft or local or edge
-    if reader is None or (plan.drafts and edge is None):
-        raise _missing("edge")
+    missing = "cloud" if plan.verifies and not verifying else "edge"
+    if reader is None or missing == "cloud" or (plan.drafts and edge is None):
+        raise OptionError(f"This plan needs the {missing} model.", hint=f"Pass {missing}=skydraft.load(NAME).")
     if draft and local:
         check_same(draft.vocab, local.vocab)
     return draft, verifying, reader
-
-
-def _context(
-    request: GenerateRequest, prompts: PromptPair, draft: Engine | None, verifying: Target | None, vocab: Vocab
-) -> tuple[Context, int]:
-    """The text with what it begins with, and how many tokens it may have. The model whose text it is sets the limit; a
-    draft model with a shorter context stops drafting there."""
-    author, read = (verifying.engine, prompts.target) if verifying else (draft, prompts.edge)
-    max_new_tokens = request.params.max_new_tokens
-    if author:
-        max_new_tokens = min(max_new_tokens, author.room(read.token_ids, read.media))
-    begun = () if request.begun_is_prompt else request.begun
-    _check_begun(begun, request.params, vocab, max_new_tokens)
-    scores = None if request.num_best is None else Scores(request.num_best, len(begun))
-    prompt = prompts.edge if draft else prompts.target
-    context = Context(prompt, scores=scores, finish=None if request.writes else "length", begun=begun)
-    return context, max_new_tokens
 
 
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
@@ -173,72 +228,3 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
         raise OptionError("The answer ends within the tokens that it is to begin with.", hint="Give fewer of them.")
     if begun and Chooser(params, vocab, 0).has_left(token_ids):
         raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
-
-
-def _facts(plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
-    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait. In an
-    outage older ones will do."""
-    if target is None:
-        return None
-    if plan.gate.kind == "calibrated" and not target.falls_back(plan):
-        return target.facts(None)
-    needs_facts = not outage and (plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar))
-    wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
-    return target.facts(wait_s if needs_facts else 0)
-
-
-def _drafting(
-    request: GenerateRequest, edge: Engine | None, prompt: Prompt, facts: TargetFacts | None,
-    calibrations: Iterable[Path],
-) -> tuple[Engine | None, Gate]:  # fmt: skip
-    """The draft model, with the adapter for this prompt, and the gate for both. An adapter that nobody named is left
-    out where the gate needs a calibration and has none for it."""
-    if edge is None:
-        return None, _gate(request, None, facts, calibrations)
-    adapted = edge.adapters.choose(request.adapter, prompt.token_ids)
-    try:
-        return adapted, _gate(request, adapted, facts, calibrations)
-    except OptionError:
-        if adapted is edge or (request.adapter or edge.adapters.default) != "auto":
-            raise
-        return edge, _gate(request, edge, facts, calibrations)
-
-
-def _gate(request: GenerateRequest, draft: Engine | None, facts: TargetFacts | None, folders: Iterable[Path]) -> Gate:
-    plan = request.plan
-    if plan.gate.kind != "calibrated":
-        return Gate(plan.gate)
-    assert draft is not None  # a plan without one has the gate `always`
-    names = f"{draft.name} and {facts.name if facts else 'a target that cannot be reached'}"
-    weights = facts.weights if facts else None
-    calibration = find_calibration(folders, draft.fingerprint, weights, names, request.calibration)
-    limit = calibration.limit(plan.gate.threshold, plan.k or MAX_BLOCK, plan.back)
-    return Gate(plan.gate, Allowance(calibration, plan.gate.threshold, limit))
-
-
-def _end_of_blocks(plan: Plan, gate: Gate, turns: Turns) -> Callable[[Seq[Signals]], bool] | None:
-    """What ends a block early."""
-    if plan.ends_early:
-        return gate.is_unsure
-    return turns.end_of_opening(gate.is_unsure) if turns.opens else None
-
-
-def _costs(draft: Engine | None, local: Engine, execution: Execution | None) -> CostModel:
-    """Costs of both models in this process."""
-    return CostModel(draft.forward_ms[0] if draft else 0.0, local.forward_ms, local.max_rows(execution))
-
-
-def _turns(
-    plan: Plan, draft: Engine | None, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int
-) -> Turns:
-    """Who writes when."""
-    if costs and draft:
-        read_ms = draft.forward_ms[: draft.max_rows(None)][:_READ_ROWS]
-        return Blocks(costs, read_ms[-1] / len(read_ms), prompt_len)
-    longest = facts.max_block if facts else MAX_K
-    k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
-    return Turns(k, plan.back, opening, streams=plan.streams)
-
-
-def _missing(side: str) -> OptionError:
-    return OptionError(f"This plan needs the {side} model.", hint=f"Pass {side}=skydraft.load(NAME).")

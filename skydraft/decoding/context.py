@@ -7,8 +7,29 @@ from skydraft.errors import BaseMismatch
 from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
-class Context:
-    """Prompt and committed tokens of one generation. It grows only where it ends, or a commit raises BaseMismatch.
+class Text:
+    """A prompt and the generated tokens after it, which `base` counts. Its views are read-only."""
+
+    def __init__(self, prompt: Seq[int], generated: Seq[int] = ()) -> None:
+        self._tokens, self._prompt_len = TokenBuffer((*prompt, *generated)), len(prompt)
+
+    @property
+    def base(self) -> int:
+        return len(self._tokens) - self._prompt_len
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """[prompt length + base]"""
+        return self._tokens.view
+
+    @property
+    def generated(self) -> TokenIds:
+        """[base]"""
+        return self._tokens.view[self._prompt_len :]
+
+
+class Context(Text):
+    """The committed tokens of one generation. It grows only where it ends, or a commit raises BaseMismatch.
 
     `num_seen` generated tokens are known to the target: all up to its last verdict. `finish` says why the text ended,
     None before its end; one that is given ends it before its first token. `scores` are its tokens', if wanted.
@@ -19,24 +40,8 @@ class Context:
         self, prompt: Prompt, *, scores: Scores | None = None, finish: FinishReason | None = None,
         begun: Seq[int] = (),
     ) -> None:  # fmt: skip
-        self.scores, self.finish = scores, finish
-        self.num_seen = len(begun)
-        self._tokens = TokenBuffer((*prompt.token_ids, *begun))
-        self._prompt_len = len(prompt.token_ids)
-
-    @property
-    def base(self) -> int:
-        return len(self._tokens) - self._prompt_len
-
-    @property
-    def token_ids(self) -> TokenIds:
-        """Read-only view of prompt and committed tokens, [prompt length + base]."""
-        return self._tokens.view
-
-    @property
-    def generated(self) -> TokenIds:
-        """Read-only view of the committed tokens without the prompt, [base]."""
-        return self._tokens.view[self._prompt_len :]
+        super().__init__(prompt.token_ids, begun)
+        self.scores, self.finish, self.num_seen = scores, finish, len(begun)
 
     @property
     def catch_up(self) -> tuple[int, ...]:

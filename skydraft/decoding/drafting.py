@@ -10,7 +10,6 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.accounts.scoring import Scores
-from skydraft.decoding.context import Context
 from skydraft.engines.base import Engine, Sequence, TokenBuffer
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.gating.gates import CERTAIN, is_looping, measure
@@ -25,17 +24,9 @@ class Step(NamedTuple):
     token_id: int
     signals: Signals = CERTAIN
     finish: FinishReason | None = None
-    cost: Cost = Cost()
     is_forced: bool = False
     is_other: bool = False  # than the model would have chosen, which went round in a cycle
     is_copied: bool = False  # no model made it
-
-
-class Text(NamedTuple):
-    """A text as a drafter reads it: its prompt and `base` tokens."""
-
-    token_ids: TokenIds
-    base: int
 
 
 class Drafter:
@@ -62,53 +53,53 @@ class Drafter:
         self._is_closed = False
         self.compares: Callable[[int, bool | None], None] | None = None  # called with each place that is read
         self._agrees: list[bool | None] = []  # of the tokens read so far, where others are still to be read
+        self._cost = Cost()  # that nobody was told yet
 
-    def room(self, context: Context | Text) -> int:
-        """Number of tokens after `context` that fit into the draft model's context."""
-        prompt_len, context_len = len(self._prompt.token_ids), self._engine.context_len
+    def room(self, length: int) -> int:
+        """Number of tokens that fit into the draft model's context after `length` tokens with the prompt."""
         # A sequence cannot be opened with a prompt that fills the context.
-        return max(context_len - prompt_len - context.base + 1, 0) if prompt_len < context_len else 0
+        has_opened = len(self._prompt.token_ids) < self._engine.context_len
+        return max(self._engine.context_len - length + 1, 0) if has_opened else 0
 
-    def draft(
-        self, context: Context | Text, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False
-    ) -> DraftBlock:
+    def draft(self, prefix: TokenIds, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False) -> DraftBlock:
         """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
 
         Those of `begun`, which it has drafted already, come first. With `breaks_loops` a token that would go on with a
         cycle is replaced by another.
         """
-        steps, ended_by, cost = self.steps(context, k, () if breaks_loops else begun, breaks_loops=breaks_loops)
+        steps, ended_by, cost = self.steps(prefix, k, () if breaks_loops else begun, breaks_loops=breaks_loops)
         token_ids, forced = tuple(step.token_id for step in steps), tuple(step.is_forced for step in steps)
         forced = forced if self._chooser.has_grammar or any(forced) else ()  # a budget of thinking forces its end tag
         signals = tuple(step.signals for step in steps) if self._with_signals else ()
         finish, num_broken = steps[-1].finish if steps else None, sum(step.is_other for step in steps)
-        return DraftBlock(context.base, token_ids, signals, ended_by, finish, cost, forced, num_broken=num_broken)
+        base = self._chooser.position(prefix)
+        return DraftBlock(base, token_ids, signals, ended_by, finish, cost, forced, num_broken=num_broken)
 
     def steps(
-        self, context: Context | Text, k: int, begun: Seq[Step] = (), *, breaks_loops: bool = False
+        self, prefix: TokenIds, k: int, begun: Seq[Step] = (), *, breaks_loops: bool = False
     ) -> tuple[list[Step], EndedBy, Cost]:
         """The same, token by token: (tokens, what ended them, their cost)."""
-        sequence = self._open()
-        cost = sequence.take_prefill_cost()
+        sequence, text, steps, known = self._open(), TokenBuffer(prefix), list[Step](), deque(begun)
         self._agrees.clear()  # of a text that was to be read to its end
-        longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
-        text, steps, known = TokenBuffer(context.token_ids), list[Step](), deque(begun)
+        longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(len(prefix)))
         ended_by: EndedBy = "k"
-        cost += self._catch_up(sequence, text.view)
+        num_free = 0  # tokens that were chosen
+        self._catch_up(sequence, prefix)
         with self._engine.floor:
-            sequence.align(text.view)
+            sequence.align(prefix)
             while ended_by == "k" and len(steps) < longest:
-                may_choose = sum(not step.is_forced for step in steps) < k
+                may_choose = num_free < k
                 if known and (may_choose or known[0].is_forced):
-                    step: Step | None = known[0]._replace(cost=Cost())
-                    text.extend([known.popleft().token_id])
+                    step: Step | None = known.popleft()
                 else:
-                    step = self._next(sequence, text, may_choose=may_choose, breaks_loops=breaks_loops)
+                    step = self._next(sequence, text.view, may_choose=may_choose, breaks_loops=breaks_loops)
                 if step is None:
                     break
-                steps.append(step)
-                ended_by = self._ended_by(steps)
-        return steps, ended_by, sum((step.cost for step in steps), cost)
+                text.extend([step.token_id])
+                finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
+                steps.append(step._replace(finish=finish))
+                ended_by, num_free = self._ended_by(steps), num_free + (not step.is_forced)
+        return steps, ended_by, self._take_cost(sequence)
 
     def _ended_by(self, steps: list[Step]) -> EndedBy:
         if steps[-1].finish:
@@ -117,26 +108,23 @@ class Drafter:
             return "k"
         return "gate" if self._ends_blocks([step.signals for step in steps if not step.is_forced]) else "k"
 
-    def read(self, context: Context | Text) -> DraftBlock:
+    def read(self, prefix: TokenIds) -> DraftBlock:
         """An empty block that says which of the last tokens, not read before, this model would have written itself.
 
         One forward is made, so a stream never waits for long; until all tokens but the last one are read, the block
         says nothing. The next block feeds that one.
         """
-        prefix, sequence = context.token_ids, self._open()
-        cost = sequence.take_prefill_cost()
+        sequence = self._open()
         sequence.align(prefix)
         # Two rows at least: the target writes a token meanwhile.
         end = min(sequence.length + max(self._max_rows, 2), len(prefix) - 1)
         while (length := sequence.length) < end:
             with self._engine.floor:  # until the rows are read; other generations may compute between the parts
-                rows, spent = self._feed(sequence, prefix[:end])
+                rows = self._feed(sequence, prefix[:end])
                 self._agrees += [self._agrees_with(prefix[: length + 2 + i], row) for i, row in enumerate(rows)]
-            cost += spent
-        if sequence.length < len(prefix) - 1:
-            return DraftBlock(context.base, (), cost=cost)
-        agrees, self._agrees = self._agrees, []
-        return DraftBlock(context.base, (), cost=cost, read=tuple(agrees))
+        agrees = tuple(self._agrees) if sequence.length == len(prefix) - 1 else ()
+        self._agrees = [] if agrees else self._agrees
+        return DraftBlock(self._chooser.position(prefix), (), cost=self._take_cost(sequence), read=agrees)
 
     def _agrees_with(self, text: TokenIds, row: Rows) -> bool | None:
         prefix = text[:-1]
@@ -144,26 +132,25 @@ class Drafter:
             return None
         return self._chooser.choose(row, prefix) == int(text[-1])
 
-    def _next(self, sequence: Sequence, text: TokenBuffer, *, may_choose: bool, breaks_loops: bool) -> Step | None:
-        """Add the next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
-        prefix, signals, cost = text.view, CERTAIN, Cost()
-        forced = self._chooser.forced(prefix)
+    def _next(self, sequence: Sequence, prefix: TokenIds, *, may_choose: bool, breaks_loops: bool) -> Step | None:
+        """The next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
+        chooser, signals, forced = self._chooser, CERTAIN, self._chooser.forced(prefix)
         if forced is None and not may_choose:
             return None
         if forced is None or self._scores:
-            row, cost = self._row_after(sequence, prefix)
-        token_id = self._chooser.choose(row, prefix) if forced is None else forced
-        if forced is None and self._with_signals:
-            signals = measure(self._chooser.follow_grammar(row, prefix))
+            while sequence.length < len(prefix):
+                row = self._feed(sequence, prefix)[-1]  # the logits after it, [vocab]
         if self._scores:
-            self._scores.drafted(self._chooser.position(prefix), row)
-        prompt_len, is_other = len(self._prompt.token_ids), False
-        if breaks_loops and forced is None and is_looping(np.append(prefix[prompt_len:], token_id), self._engine.vocab):
-            usual, token_id = token_id, self._chooser.other(row, prefix, token_id)
-            is_other = token_id != usual
-        text.extend([token_id])
-        finish = self._stopping.finish(text.view[prompt_len:])
-        return Step(token_id, signals, finish, cost, forced is not None, is_other)
+            self._scores.drafted(chooser.position(prefix), row)
+        if forced is not None:
+            return Step(forced, is_forced=True)
+        usual = token_id = chooser.choose(row, prefix)
+        if self._with_signals:
+            signals = measure(chooser.follow_grammar(row, prefix))
+        generated = prefix[len(self._prompt.token_ids) :]
+        if breaks_loops and is_looping(np.append(generated, token_id), self._engine.vocab):
+            token_id = chooser.other(row, prefix, usual)
+        return Step(token_id, signals, is_other=token_id != usual)
 
     def _open(self) -> Sequence:
         if self._sequence is None:
@@ -173,25 +160,15 @@ class Drafter:
             self._engine.fill(self._sequence, self._prompt.token_ids)
         return self._sequence
 
-    def _catch_up(self, sequence: Sequence, prefix: TokenIds) -> Cost:
+    def _catch_up(self, sequence: Sequence, prefix: TokenIds) -> None:
         """Feed most of the text that the target wrote alone, in parts; other generations may compute between them."""
-        cost = Cost()
         while len(prefix) - sequence.length > _MANY_ROWS:
             with self._engine.floor:
                 sequence.align(prefix)
-                cost += self._feed(sequence, prefix)[1]
-        return cost
+                self._feed(sequence, prefix)
 
-    def _row_after(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
-        """Feed the uncached part of a prefix; returns (logits after it [vocab], cost)."""
-        cost = Cost()
-        while sequence.length < len(prefix):
-            rows, spent = self._feed(sequence, prefix)
-            cost += spent
-        return rows[-1], cost
-
-    def _feed(self, sequence: Sequence, prefix: TokenIds) -> tuple[Rows, Cost]:
-        """One forward over the next uncached tokens of a prefix, as many as are exact; returns (rows, cost)."""
+    def _feed(self, sequence: Sequence, prefix: TokenIds) -> Rows:
+        """One forward over the next uncached tokens of a prefix, as many as are exact; returns its rows."""
         began, start = time.perf_counter(), sequence.length
         pending = prefix[start : start + self._max_rows]
         rows = sequence.extend(pending)
@@ -201,7 +178,12 @@ class Drafter:
                 self._scores.read(place, row, int(prefix[after]))
             if self.compares:
                 self.compares(place, self._agrees_with(prefix[: after + 1], row))
-        return rows, Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+        self._cost += Cost(1, len(pending), forward_ms=(time.perf_counter() - began) * 1e3)
+        return rows
+
+    def _take_cost(self, sequence: Sequence) -> Cost:
+        cost, self._cost = sequence.take_prefill_cost() + self._cost, Cost()
+        return cost
 
     def close(self) -> None:
         """End a running prefill or draft with an error. Any thread may call this."""

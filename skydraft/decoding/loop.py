@@ -78,23 +78,23 @@ class SpeculativeLoop:
             token_ids = self.copies.draft(self.context.token_ids)
             if token_ids and self.verifier.stop():
                 return replace(empty, token_ids=token_ids, is_copied=True)
-        if drafter is None or not (room := drafter.room(self.context)):
+        if drafter is None or not (room := drafter.room(len(self.context.token_ids))):
             return empty
         if self.turns.reads and not self.ahead:
-            empty = drafter.read(self.context)
+            empty = drafter.read(self.context.token_ids)
             self.turns.read(empty.read)
         k = min(self.turns.longest(), room)
         if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
             return empty
         block = drafter.draft(
-            self.context, k, begun=self.ahead.pause(self.context.base) if self.ahead else (),
+            self.context.token_ids, k, begun=self.ahead.pause(self.context.base) if self.ahead else (),
             breaks_loops=self.breaks_loops and (self._is_alone or not self.verifier),
         )  # fmt: skip
         return replace(block, cost=empty.cost + block.cost, read=empty.read, num_unread=empty.num_unread)
 
     def _num_to_write(self) -> int:
         """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
-        if self.drafter is None or not self.drafter.room(self.context):
+        if self.drafter is None or not self.drafter.room(len(self.context.token_ids)):
             return WRITE_ALL
         return self.turns.to_write()
 

@@ -31,7 +31,6 @@ class Plan:
         if self.k is not None:
             parse_k(self.k)
         assert self.drafts or self.gate.kind == "always"
-        assert self.hand_back is not None or (self.k is None and self.gate.kind == "always")
 
     @property
     def back(self) -> HandBack:

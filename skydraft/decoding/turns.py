@@ -24,13 +24,10 @@ class Turns:
         """The most tokens of the next block; 0 while it is the target's turn."""
         return 0 if self._is_targets else self._opening
 
-    @property
-    def opens(self) -> bool:
-        """Whether the next block is the first one, and may be longer than the others."""
-        return self._opening > self._k
-
-    def end_of_opening(self, is_unsure: Callable[[Seq[Signals]], bool]) -> Callable[[Seq[Signals]], bool]:
-        """What ends a first block beyond `k`: that the draft model is unsure."""
+    def end_of_opening(self, is_unsure: Callable[[Seq[Signals]], bool]) -> Callable[[Seq[Signals]], bool] | None:
+        """What ends a first block beyond `k`: that the draft model is unsure. None if it is as long as the others."""
+        if self._opening == self._k:
+            return None
         return lambda signals: self._k <= len(signals) < self._opening and is_unsure(signals)
 
     def to_write(self) -> int:

@@ -151,11 +151,11 @@ class TargetSession:
         committed: Seq[int] = (), num_best: int | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._prompt = engine, prompt
+        self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
         self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, num_best)
         self.scores: list[Score] = []
-        self._tokens = TokenBuffer((*prompt.token_ids, *committed))
         self.finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")

@@ -1,8 +1,7 @@
-"""The chance that the target disagrees with a drafted token, by its top probability: for a pair, or from verdicts.
+"""The chance that the target disagrees with a drafted token, by its top probability.
 
 A `Calibration` also has the agreement that each limit on the risk of a block keeps, which a calibrated gate uses.
-`skydraft calibrate` makes one for a pair; that of the demo pair is shipped. `decoding/block_length.py` ends
-blocks by the risk that it counts: that changes how many tokens are drafted, never the text.
+`skydraft calibrate` makes one for a pair; that of the demo pair is shipped.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from skydraft.gating.hand_back import HandBack
 from skydraft.types import Signals, is_named, named_weights
 
 MAX_BLOCK = 12  # drafted tokens; longer blocks save next to no call (NOTES.md)
-_PRIOR = 4.0  # judged tokens of a bin, by which the first guess outweighs one text
 _EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.99)  # of the top probability
-_MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
-NUM_BINS = len(_MIDDLES)
+BIN_MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
+NUM_BINS = len(BIN_MIDDLES)
 _SHIPPED = Path(__file__).with_name("calibrations")
 _MAKE_ONE = "Make one with: skydraft calibrate --prompts FILE --edge-model X --cloud-model Y"
 
@@ -142,7 +140,7 @@ def find_calibration(
     if given:
         own, why = f"{given.draft.name} and {given.target.name}", "because the models or their weights differ"
         says = f"This calibration was made for {own}; it does not fit {names}, {why}."
-        raise OptionError(says, hint=f"{_way_to_make(target)}.")
+        raise OptionError(says, hint=f"{_how_to_make(target)}.")
     broken: RecordsError | None = None
     found = list[Calibration]()
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):
@@ -156,24 +154,17 @@ def find_calibration(
         return min(fitting, key=lambda each: target not in (None, each.target.fingerprint))
     if broken:
         raise broken
-    of_draft = {each.target.name for each in found if each.draft.fingerprint == draft}
-    raise OptionError(f"There is no calibration for {names}.", hint=f"{_way_to_one(target, sorted(of_draft))}.")
+    hint = f"{_how_to_make(target)}, or use --mode quality."
+    known = sorted({each.target.name for each in found if each.draft.fingerprint == draft})
+    if known and target and is_named(target):
+        hint += f" If the server runs {' or '.join(known)}, start it under that name."
+    raise OptionError(f"There is no calibration for {names}.", hint=hint)
 
 
-def _way_to_make(target: str | None) -> str:
+def _how_to_make(target: str | None) -> str:
     # A model on a server without skydraft gives no texts to `calibrate`.
     at_server = "Collect answers with: skydraft generate --learn DIR, then run: skydraft learn calibrate DIR"
     return at_server if target is not None and is_named(target) else _MAKE_ONE
-
-
-def _way_to_one(target: str | None, names: Sequence[str]) -> str:
-    """`names` are those of the targets that the draft model has calibrations for."""
-    way = f"{_way_to_make(target)}, or use --mode quality"
-    if not (names and target and is_named(target)):
-        return way
-    how = "llama-server --alias NAME, vllm serve --served-model-name NAME"
-    else_way = way[0].lower() + way[1:]
-    return f"If the server runs {' or '.join(names)}, start it under that name ({how}). If not, {else_way}"
 
 
 def bin_of(signals: Signals) -> int:
@@ -183,25 +174,5 @@ def bin_of(signals: Signals) -> int:
 
 def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
     """The chance that the target disagrees with each token: between the middles of two bins it is interpolated."""
-    found: list[float] = np.interp([token.top_prob for token in signals], _MIDDLES, risks).tolist()
+    found: list[float] = np.interp([token.top_prob for token in signals], BIN_MIDDLES, risks).tolist()
     return found
-
-
-class BinShares:
-    """The share of tokens of which something holds, in bins: `priors` at first, which stand for `weight` tokens."""
-
-    def __init__(self, priors: Sequence[float], weight: float) -> None:
-        self._nums = [weight] * len(priors)
-        self._holding = [weight * prior for prior in priors]
-
-    def of(self, at: int) -> float:
-        return self._holding[at] / self._nums[at]
-
-    def count(self, at: int, holds: bool) -> None:
-        self._nums[at] += 1
-        self._holding[at] += holds
-
-
-def counted_risks() -> BinShares:
-    """The share of wrong tokens by `bin_of`, before any is counted."""
-    return BinShares([(1 - middle) * 0.8 for middle in _MIDDLES], _PRIOR)

@@ -10,6 +10,7 @@ import numpy as np
 
 from skydraft.errors import PromptError
 from skydraft.gating.calibration import (
+    BIN_MIDDLES,
     MAX_BLOCK,
     NUM_BINS,
     Calibration,
@@ -17,12 +18,12 @@ from skydraft.gating.calibration import (
     CurvePoint,
     PairSide,
     bin_of,
-    counted_risks,
     risks_of,
 )
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
+_PRIOR = 4.0  # tokens of a bin, by which the first guess outweighs one text
 _MIN_TOKENS = 100  # below, an agreement of 0.95 is known to 0.02 at best
 _MIN_UNSEEN = 6  # texts; one tells nothing of the next
 _LIMITS = (0.0, *np.geomspace(0.02, 20.0, 50).tolist())
@@ -88,11 +89,13 @@ def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:
 
 
 def count_risks(texts: Iterable[LabelledText]) -> tuple[float, ...]:
-    shares = counted_risks()
+    """The share of wrong tokens in each bin; a bin without tokens has a guess."""
+    nums, wrong = [_PRIOR] * NUM_BINS, [_PRIOR * 0.8 * (1 - middle) for middle in BIN_MIDDLES]
     for text in texts:
-        for signals, wrong in zip(text.signals, text.disagrees, strict=True):
-            shares.count(bin_of(signals), wrong)
-    return tuple(max(round(shares.of(at), 5), 1e-5) for at in range(NUM_BINS))
+        for signals, disagrees in zip(text.signals, text.disagrees, strict=True):
+            nums[at := bin_of(signals)] += 1
+            wrong[at] += disagrees
+    return tuple(max(round(part / num, 5), 1e-5) for part, num in zip(wrong, nums, strict=True))
 
 
 def curve(
@@ -159,10 +162,10 @@ def fit(
     share, num_walked = agreement(walked)
     is_few = num_walked < _MIN_TOKENS or len(walked) < _MIN_UNSEEN * (unseen is not None)
     if is_few or not 0 < share < (1 if unseen is None else 1.01):
-        of_what = "" if unseen is None else f", of {_MIN_UNSEEN} answers that the draft model was not trained on"
         found = f"{num_walked} tokens with {round(num_walked * (1 - share))} disagreements"
-        hint = f"Give more: at least {_MIN_TOKENS} tokens, with some disagreements{of_what}."
-        raise PromptError(f"{found} are too few to say which limit keeps which agreement.", hint=hint)
+        says = f"{found} are too few to say which limit keeps which agreement."
+        hint = f"Give at least {_MIN_TOKENS} tokens, of {_MIN_UNSEEN} answers that the draft model was not trained on."
+        raise PromptError(says, hint=hint)
     risks = count_risks(texts) if unseen is None else _cautious_risks(unseen)
     about: dict[str, str | int] = {
         "workload": name, "sha256": sha256, "num_prompts": len(targets), "num_tokens": agreement(texts)[1],

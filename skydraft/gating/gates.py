@@ -1,6 +1,6 @@
 """Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
 
-`register_gate` adds a gate of one's own; so does a package, by an entry point in the group `skydraft.gates`.
+`register_gate` adds a gate of one's own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -39,8 +38,9 @@ _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 def measure(row: npt.NDArray[Any]) -> Signals:
     """Signals of one row of raw logits [vocab], unchanged. Entropy in nats, in the precision of the row."""
     best = int(row.argmax())
+    shifted = row - row[best]
     # A model rules a token out by -inf; a weight that rounds to 0 does the same without a NaN.
-    shifted = np.maximum(row - row[best], row.dtype.type(_NO_WEIGHT))
+    np.maximum(shifted, row.dtype.type(_NO_WEIGHT), out=shifted)
     weights = np.exp(shifted)
     total = float(weights.sum())
     entropy = math.log(total) - float(weights @ shifted) / total
@@ -101,7 +101,7 @@ class GateSpec:
             if self.content_rules:
                 says = f"+{self.content_rules[0]} does not apply to the gate {self.kind}, which ignores the text."
                 raise OptionError(says, hint="Remove it, or choose a gate such as entropy:3.25.")
-        elif not _is_signal(self.kind):
+        elif self.kind not in SIGNALS:
             known = ", ".join(f"{kind}:{threshold.example}" for kind, threshold in SIGNALS.items())
             raise OptionError(f"There is no gate '{self.kind}'.", hint=f"Use always, never, or for example {known}.")
         elif not 0 <= self.threshold <= SIGNALS[self.kind].highest:  # also refuses NaN
@@ -127,24 +127,12 @@ def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], boo
     SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
 
 
-def _is_signal(name: str) -> bool:
-    """Whether there is such a gate; one of an installed package is registered."""
-    for entry in () if name in SIGNALS else entry_points(group="skydraft.gates", name=name):
-        try:
-            register_gate(name, entry.load())
-        except Exception as error:
-            package = entry.dist.name if entry.dist else "a package"
-            what = f"The gate {name} of {package} ({entry.value}) cannot be loaded: {error}"
-            raise OptionError(what, hint=f"Mend {package}, or name another gate.") from error
-    return name in SIGNALS
-
-
 def parse_gate(text: str) -> GateSpec:
     """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
     kind, _, value = main.partition(":")
     rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
-    if not _is_signal(kind):
+    if kind not in SIGNALS:
         return GateSpec(main, content_rules=rules)
     try:
         return GateSpec(kind, float(value), rules)
@@ -198,9 +186,9 @@ class Gate:
             return ""
         if not block.forced and _is_dense(vocab, generated, block.token_ids):
             return "density"
-        ends = unverified_cycles([*generated.tolist(), *block.token_ids], block.base, num_seen)
-        is_cycle = any(not block.is_forced(end - 1 - block.base) for end in ends)
-        if is_cycle or is_copying(np.append(generated, np.array(block.token_ids, np.int32))):
+        text = np.append(generated, np.array(block.token_ids, np.int32))
+        ends = unverified_cycles(text.tolist(), block.base, num_seen)
+        if any(not block.is_forced(end - 1 - block.base) for end in ends) or is_copying(text):
             return "repetition"
         # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
         rules = self._spec.content_rules
@@ -236,22 +224,18 @@ def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> lis
     A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
     single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
     """
-    lengths = (length for period in range(1, MAX_PERIOD + 1) for length in _lengths(generated, period, base))
-    return [length for length in lengths if length > max(base, num_seen)]
+    return [
+        end
+        for end in range(max(base, num_seen) + 1, len(generated) + 1)
+        for period in range(1, MAX_PERIOD + 1)
+        if _ends_in_cycle(generated, end, period) and not _ends_in_cycle(generated, end - 1, period)
+    ]
 
 
-def _lengths(generated: Sequence[int], period: int, base: int) -> list[int]:
-    """Lengths at which a run became a cycle of that period, for the runs that reach into generated[base:]."""
-    needed = _MIN_RUN_OF_ONE - 1 if period == 1 else period
-    lengths, run = [], 0
-    start = max(period, base - 2 * MAX_PERIOD - needed)
-    while start > period and generated[start - 1] == generated[start - 1 - period]:
-        start -= 1  # a run that began long before the block was a cycle before the block, too
-    for index in range(start, len(generated)):
-        run = run + 1 if generated[index] == generated[index - period] else 0
-        if run == needed and _is_primitive(generated[index + 1 - period : index + 1]):
-            lengths.append(index + 1)
-    return lengths
+def _ends_in_cycle(generated: Sequence[int], end: int, period: int) -> bool:
+    length = max(2 * period, _MIN_RUN_OF_ONE)
+    copies = generated[max(end - length, 0) : end]
+    return len(copies) == length and copies[period:] == copies[:-period] and _is_primitive(copies[-period:])
 
 
 def _is_primitive(phrase: Sequence[int]) -> bool:

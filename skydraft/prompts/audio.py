@@ -66,16 +66,15 @@ def _read(file: BinaryIO, name: str) -> Audio:
     soundfile, soxr = load_library()
     try:
         with soundfile.SoundFile(file) as source:
-            _check_kind(name, source)
-            _check_length(name, source.frames, source)
+            _check(name, source, source.frames)
             resampled = soxr.ResampleStream(source.samplerate, SAMPLE_RATE, 1, dtype="float32")
             parts, num_frames, peak = [], 0, 0.0
             for mono in _blocks(name, source):
                 num_frames += len(mono)
-                _check_length(name, max(num_frames, source.frames), source)  # the header may lie
+                _check(name, source, max(num_frames, source.frames))  # the header may lie
                 peak = max(peak, float(np.abs(mono).max()))
                 parts.append(resampled.resample_chunk(mono))
-            _check_length(name, num_frames, source)
+            _check(name, source, num_frames)
     except (soundfile.LibsndfileError, OSError, TypeError, ValueError) as error:
         said = str(getattr(error, "error_string", None) or getattr(error, "strerror", None) or error)
         reason = (said.splitlines() or [type(error).__name__])[0].strip().rstrip(".")
@@ -94,22 +93,13 @@ def _blocks(name: str, source: Any) -> Iterator[npt.NDArray[np.float32]]:
         yield samples.mean(axis=1, dtype=np.float32)
 
 
-def _check_kind(name: str, source: Any) -> None:
+def _check(name: str, source: Any, num_frames: int) -> None:
+    duration_s, most = num_frames / source.samplerate, int(_MAX_SAMPLES_S * MAX_DURATION_S)
     if source.format not in _FORMATS:
         raise PromptError(f"{name} cannot be read as audio: it is {source.format}.", hint=_RECORD)
-    if source.samplerate not in _RATES:
-        message = f"{name} has {source.samplerate} samples a second; {_RATES[0]} to {_RATES[-1]} are read."
-        raise PromptError(message, hint="Convert it, for example to 16000.")
-
-
-def _check_length(name: str, num_frames: int, source: Any) -> None:
-    duration_s, most = num_frames / source.samplerate, int(_MAX_SAMPLES_S * MAX_DURATION_S)
-    if duration_s < _MIN_DURATION_S:
-        told, hint = f"lasts {duration_s:.3g} s, less than {_MIN_DURATION_S} s", "Give a longer recording."
-    elif duration_s > MAX_DURATION_S:
-        told, hint = f"lasts more than {MAX_DURATION_S:g} s", "Cut it into shorter recordings."
-    elif num_frames * source.channels > most:
-        told, hint = f"has more than {most} samples", "Record or convert it at 48000 Hz or less."
-    else:
-        return
-    raise PromptError(f"{name} {told}.", hint=hint)
+    if not _MIN_DURATION_S <= duration_s <= MAX_DURATION_S:
+        says = f"{name} lasts {duration_s:.3g} s; {_MIN_DURATION_S:g} to {MAX_DURATION_S:g} s are read."
+        raise PromptError(says, hint="Cut it into shorter recordings, or record more.")
+    if source.samplerate not in _RATES or num_frames * source.channels > most:
+        says = f"{name} has {source.samplerate} samples a second in {source.channels} channels."
+        raise PromptError(says, hint=f"Convert it to {_RATES[0]} to 48000 Hz in one or two channels.")

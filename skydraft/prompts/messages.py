@@ -70,28 +70,26 @@ def conversation(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Messa
 
 
 def _message(number: int, given: Any) -> Message:
-    hint = 'Write {"role": "user", "content": "..."}.'
-    if not isinstance(given, Mapping) or "role" not in given:
-        raise PromptError(f"Message {number} of the conversation has no role.", hint=hint)
-    if unknown := sorted(set(given) - {"role", "content", "audio", *_KEYS}, key=str):
-        said = one_line(str(unknown[0]))[:80]
-        raise PromptError(f"Message {number} of the conversation has an unknown field: {said}.", hint=hint)
-    content = given.get("content")
-    if content is None and given["role"] in ("assistant", "tool"):
-        content = ""  # the turn only called a tool
-    if not isinstance(content, str):
-        raise PromptError(f"The content of message {number} of the conversation must be a text.", hint=hint)
-    audio = given.get("audio")
-    if audio is not None and not isinstance(audio, Audio):
-        hint = "Call skydraft.load_audio(FILE) first."
-        raise PromptError(f"The audio of message {number} must come from load_audio.", hint=hint)
     try:
-        kept = {**given, "tool_calls": as_objects(given.get("tool_calls") or ())}
-    except (TypeError, KeyError, AttributeError) as error:
-        call = '{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}'
-        raise PromptError(f"The tool_calls of message {number} are no calls.", hint=f"Write [{call}].") from error
-    more = tuple((key, kept[key]) for key in _KEYS if kept.get(key) not in (None, []))
-    return Message(given["role"], content, more, (audio,) if audio else ())
+        fields = dict(given)
+        role, content, audio = fields.pop("role"), fields.pop("content", None), fields.pop("audio", None)
+        if content is None and role in ("assistant", "tool"):
+            content = ""  # the turn only called a tool
+        calls = as_objects(fields.get("tool_calls") or ())
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise _no_message(number, f"it lacks {error}" if isinstance(error, KeyError) else "a part is none") from error
+    if unknown := sorted(fields.keys() - _KEYS, key=str):
+        raise _no_message(number, f"an unknown field: {one_line(str(unknown[0]))[:80]}")
+    if not isinstance(content, str) or not isinstance(audio, Audio | None):
+        raise _no_message(number, "content must be a text, and audio come from skydraft.load_audio")
+    fields["tool_calls"] = calls
+    more = tuple((key, fields[key]) for key in _KEYS if fields.get(key) not in (None, []))
+    return Message(role, content, more, (audio,) if audio else ())
+
+
+def _no_message(number: int, why: str) -> PromptError:
+    hint = 'Write {"role": "user", "content": "..."}.'
+    return PromptError(f"Message {number} of the conversation cannot be read: {why}.", hint=hint)
 
 
 def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

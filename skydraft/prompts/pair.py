@@ -28,7 +28,6 @@ ShareAudio = Literal["features", "none"]
 _TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
-_NUM_SAMPLES = 32  # parts of a text that is too long, by which its tokens are estimated
 _CHARS_READ = 8  # for each token of the context, before a longer text is read whole
 
 
@@ -121,10 +120,7 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
     while num_chars < len(text):
         # Twice as many: the whole text may be cut into tokens otherwise than its beginning.
         if (num_tokens := len(vocab.encode(text[:num_chars]))) > 2 * most:
-            # Agents leave out as much as the number says.
-            starts, size = range(0, len(text), len(text) // _NUM_SAMPLES), num_chars // _NUM_SAMPLES
-            sampled = sum(len(vocab.encode(text[start : start + size])) for start in starts)
-            num_tokens = max(num_tokens // 2, sampled * len(text) // num_chars)
+            num_tokens = num_tokens * len(text) // num_chars  # agents leave out as much as the number says
             message = f"The prompt has about {num_tokens} tokens, the context holds {most}."
             hint = "Shorten the prompt or raise --context."
             raise ContextExceeded(message, num_tokens=num_tokens, most=most, hint=hint)

@@ -23,10 +23,7 @@ VOCAB = Vocab(
     + [chr(0x4E00 + number % 20_000).encode() for number in range(len(PIECES), SIZE)],
     lambda text: [0], special_ids=[7], end_ids=[7],
 )  # fmt: skip
-HOSTILE = {
-    "dots": [0], "letters and dots": [1], "letters": [2], "stops": [3], "words": [6, 5], "Chinese": [4],
-    "closing": [10], "many": list(range(11, 4000)), "all": [0, 1, 2, 3, 4, 5, 6, 9, 10],
-}  # fmt: skip
+HOSTILE = {"dots": [0], "letters": [2], "closing": [10], "many": list(range(11, 4000)), "all": [*range(7), 9, 10]}
 MANY = 10**6
 RULES: dict[str, dict[str, Any]] = {
     "sentences": {"sentences": MANY}, "minimum": {"sentences": MANY, "min_new_tokens": MANY},

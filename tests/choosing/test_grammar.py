@@ -90,32 +90,13 @@ def test_the_marks_of_a_call_are_one_token_each(parallel: bool) -> None:
     assert follower.allowed(array(written)).nonzero()[0].tolist() == [10] * parallel + [len(pieces) - 1]
 
 
-@law(100)
-@given(st.sampled_from(GRAMMARS), toys.seeds, st.integers(0, 2**32), toys.params())
-def test_a_token_is_one_that_the_grammar_allows(grammar: str, seed: int, salt: int, params: DecodingParams) -> None:
-    chosen = decoding_params(
-        grammar=grammar, min_new_tokens=params.min_new_tokens, no_repeat_ngram_size=params.no_repeat_ngram_size,
-        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed,
-        repetition_penalty=params.repetition_penalty, logit_bias=params.logit_bias, no_adjacent_repeat=True,
-    )  # fmt: skip
-    chooser, rng = Chooser(chosen, VOCAB, 1), np.random.default_rng(salt)
-    generated: list[int] = []
-    for _ in range(16):
-        row = rng.normal(0, 4, VOCAB.size).astype(np.float32)
-        row[rng.random(VOCAB.size) < 0.3] = -np.inf  # the model itself may rule out what the grammar wants
-        token_id = chooser.choose(row, array([1, *generated]))
-        assert grammars.allowed(grammar, generated, VOCAB)[token_id]
-        generated.append(token_id)
-        if token_id == EOS:
-            break
-
-
 def test_the_grammar_wins_where_the_rest_would_leave_no_token() -> None:
     row = np.zeros(VOCAB.size, np.float32)
     chooser = Chooser(decoding_params(grammar="regex:aaaa", min_new_tokens=10, no_repeat_ngram_size=1), VOCAB, 0)
     for num in range(4):  # the n-gram ban has the one token that fits
         assert chooser.choose(row, array(toys.ids("a") * num)) == toys.IDS[b"a"]
     assert chooser.choose(row, array(toys.ids("a") * 4)) == EOS  # and the minimum the end
+    assert chooser.choose(np.full(VOCAB.size, -np.inf, np.float32), array([])) == toys.IDS[b"a"]  # or of the model
     longer = Chooser(decoding_params(grammar="regex:a*(b|3)*", min_new_tokens=3), VOCAB, 0)
     row[EOS] = 9
     assert longer.choose(row, array(toys.ids("a", "a"))) != EOS  # where there is another way, the minimum holds

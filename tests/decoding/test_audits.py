@@ -1,6 +1,5 @@
 """Audits: what the target says of a finished answer, and what is told of it."""
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,9 +25,8 @@ from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.decoding.test_slots import begun, few, is_free, slots_of, text
-from tests.gating.test_calibration import made
 from tests.learning.test_collect import read
-from tests.serving import Serving, free_port, ran_s, serving, waiting
+from tests.serving import Serving, free_port, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
 EDGE, QUALITY = make_plan("edge"), make_plan("lossless")
@@ -150,17 +148,6 @@ def test_clients_with_gates_of_their_own_do_not_fill_the_memory(monkeypatch: pyt
         assert [each.gate for each in watching.auditor.figures] == ["never", "entropy:4", "entropy:5"]
 
 
-def test_a_text_with_a_calibration_of_its_own_is_read() -> None:
-    edge, target = toys.toy(1, 0.7), toys.toy(1)
-    sides = {side: {"name": side, "fingerprint": of.fingerprint} for side, of in (("draft", edge), ("target", target))}
-    auto = replace(REQUEST, plan=make_plan("auto"), calibration=made(**sides))
-    with closing(Watching(edge, target)) as watching:
-        done = watching.write(auto)
-    ((_, audit),) = watching.kept
-    assert len(audit) == len(done.token_ids)
-    assert [(each.gate, each.asked) for each in watching.auditor.figures] == [("calibrated:0.95", 0.95)]
-
-
 def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> None:
     edge, target = toys.toy(1, 0.7), toys.toy(1)
     collector = Collector(tmp_path)
@@ -248,18 +235,6 @@ def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:
         assert watching.auditor.begins(replace(spoken, messages=asked("我"))).is_audited
         assert watching.auditor.begins(spoken) == spoken
         assert not watching.auditor.begins(replace(REQUEST, begun=(3,))).is_audited
-
-
-def test_closing_ends_the_wait_for_a_server_that_says_nothing() -> None:
-    edge = toys.toy(1, 0.7)
-    silent = socket.create_server(("127.0.0.1", 0))
-    with silent, closing(skydraft.connect(f"127.0.0.1:{silent.getsockname()[1]}")) as cloud:
-        watching = Watching(edge, cloud)
-        watching.begin().run()
-        with silent.accept()[0]:
-            began = ran_s()
-            watching.close()
-        assert ran_s() - began < 5 and [audit for _, audit in watching.kept] == [()]
 
 
 def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) -> None:

@@ -14,7 +14,7 @@ from skydraft import Generation, make_plan
 from skydraft.errors import EngineError
 
 from ..engines.test_floor import interrupt_in
-from .test_slots import few, text
+from .test_slots import few
 
 MODES = ("edge", "cloud", "lossless", "quality")
 WAYS: dict[str, Any] = {
@@ -106,23 +106,6 @@ def test_ctrl_c_between_any_two_steps_leaves_the_places_to_others(mode: str) -> 
         for _ in range(80):
             interrupt_in(chance.uniform(1e-6, 5e-3), lambda: begun_by(mode, engines).run())
             assert pool.submit(lambda: begun_by(mode, engines).run().token_ids).result(20) == calm
-
-
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_ends_it_too(interrupt: type[BaseException], no_collector: None) -> None:
-    engine = few()
-    generation, sound = text(edge=engine), engine.forward
-
-    def forward(feeds: Any, **options: Any) -> Any:
-        if len(generation.rounds_so_far) == 3:
-            engine.forward = sound
-            raise interrupt
-        return sound(feeds, **options)
-
-    engine.forward = forward
-    with pytest.raises(interrupt):
-        generation.run()
-    assert text(edge=engine).text
 
 
 def test_nothing_keeps_the_vocabulary_of_a_closed_model() -> None:

@@ -1,6 +1,5 @@
 """The laws of the one idea: decoding is a pure function of the prefix, so speculation changes nothing but the cost."""
 
-import itertools
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -12,9 +11,7 @@ from scipy.special import entr
 from skydraft import DecodingParams, Engine, Generation, generate, make_plan
 from skydraft.choosing.thinking import tags_of
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.turns import Turns
 from skydraft.engines.vocab import Vocab
-from skydraft.gating.hand_back import HandBack
 from skydraft.thinking import split
 from skydraft.types import Signals
 
@@ -171,31 +168,3 @@ def passes(gate: str, signals: Signals) -> bool:
     if kind == "entropy":
         return signals.entropy > float(value)
     return (signals.margin if kind == "margin" else signals.top_prob) < float(value)
-
-
-class HostileTurns(Turns):
-    """Any k at any time, 0 too; any number of tokens to write; reading or not."""
-
-    def __init__(self, ks: list[int]) -> None:
-        super().__init__(1, HandBack())
-        self._next = itertools.cycle(ks)
-
-    def longest(self) -> int:
-        return next(self._next)
-
-    def to_write(self) -> int:
-        return next(self._next)
-
-    @property
-    def reads(self) -> bool:
-        return next(self._next) % 2 == 1
-
-
-@law(30)
-@given(toys.pairs(), toys.params(), st.lists(st.integers(0, 9), min_size=1, max_size=5))
-def test_no_choice_of_k_changes_the_text(pair, params, ks):
-    loop, context = toys.loop_of(*pair, params, turns=HostileTurns(ks))
-    rounds = list(loop.rounds())
-    assert (tuple(context.generated.tolist()), context.finish) == reference.plain(pair[1], PROMPT_IDS, params)
-    for done in rounds:
-        assert (done.origins == ("cloud",)) == (done.record.num_draft == 0)

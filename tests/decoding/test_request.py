@@ -23,9 +23,8 @@ SIMPLE = GenerateRequest(asked("我"))
 HALF = "\ud800"
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [HALF]}}}
 HALVES = [
-    {"messages": asked("a", HALF)}, {"messages": asked(HALF), "raw": True}, {"messages": [Message("tool", HALF)]},
-    {"messages": [Message("assistant", "", (("tool_calls", [CALL]),))]}, {"params": decoding_params(stop=HALF)},
-    {"params": DecodingParams(think_end=HALF)}, {"tools": ({"type": "function", "function": {"name": HALF}},)},
+    {"messages": asked("a", HALF)}, {"messages": [Message("assistant", "", (("tool_calls", [CALL]),))]},
+    {"params": decoding_params(stop=HALF)}, {"params": DecodingParams(think_end=HALF)}, {"prediction": HALF},
     {"tools": ({"function": {"name": "f", "parameters": {"properties": {HALF: {}}}}},)}, {"cache_scope": HALF},
     {"settings": (("x", HALF),)},
 ]  # fmt: skip

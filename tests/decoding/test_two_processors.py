@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter
 from skydraft.decoding.plan import make_plan
-from skydraft.decoding.race.ahead import Ahead
 from skydraft.engines.toy import ToyEngine
 
 from .. import toys
@@ -74,18 +71,6 @@ def test_a_draft_model_that_gave_up_reads_along_and_begins_again() -> None:
     race = run(edge, waiting(toys.toy(4), 6, on_gpu=True), "lossless", params)
     late = [record for record in race.records if record.base > 120]
     assert sum(record.num_accepted for record in late) > len(late)
-
-
-def test_an_idle_draft_model_that_has_read_all_waits() -> None:
-    drafter, context, read = Drafter(toys.toy(4), toys.ASKED, PARAMS, 64), Context(toys.ASKED), list[Any]()
-    context.commit_skip(drafter.draft(context, 20), None)
-    sound, ahead = drafter.read, Ahead(drafter, toys.ASKED, lambda draft: None)
-    setattr(drafter, "read", lambda text: read.append(text) or sound(text))  # noqa: B010
-    ahead._pace.is_idle = True
-    ahead.go(context)
-    time.sleep(0.2)
-    ahead.close()
-    assert len(read) == 1
 
 
 def test_a_draft_model_that_is_always_late_gives_up() -> None:

@@ -117,7 +117,7 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_dra
     params = DecodingParams(max_new_tokens=500, min_new_tokens=500)
     engine, context = toys.toy(1), Context(ASKED)
     drafter = Drafter(engine, ASKED, params, 500)
-    drafter.draft(context, 3)
+    drafter.draft(context.token_ids, 3)
     for number in range(300):
         token_id = 3 + number % 5
         context.commit_verdict(DraftBlock(context.base, ()), Verdict(context.base, 0, token_id))
@@ -130,11 +130,11 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_dra
         return forward(feeds, **options)
 
     monkeypatch.setattr(engine, "forward", counted)
-    block = drafter.draft(context, 4)
+    block = drafter.draft(context.token_ids, 4)
     assert sum(held) == block.cost.num_rows >= 300
     assert max(held) <= engine.invariant_rows + 16 + 4 and len(held) >= 4
     held.clear()
     late = Drafter(engine, ASKED, params, 500)
-    while not late.read(context).read:
+    while not late.read(context.token_ids).read:
         pass
     assert max(held) <= max(engine.invariant_rows, 2) and sum(held) >= 300

@@ -68,7 +68,7 @@ def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: Decodin
 def test_marks_are_what_both_models_say(pair: tuple[ToyEngine, ToyEngine], params: DecodingParams, plan: Plan) -> None:
     done = answered(pair, plan, params)
     assert_marks_are_true(done, pair)
-    if plan.hand_back and plan.hand_back.reads:
+    if plan.back.reads:
         marks = marks_of(done.rounds_so_far)
         written = [mark for mark, origin in zip(marks, done.origins, strict=True) if origin == "cloud"]
         # The draft model has read them, but maybe not the text's last; what is forced is no label.

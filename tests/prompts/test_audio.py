@@ -50,7 +50,7 @@ def test_channels_are_averaged(channels: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rate", "channels", "says"), [
-    (8000, 1, "lasts more than 1 s"), (655_350, 1, "has 655350 samples a second"), (48_000, 8, "more than 96000 sam"),
+    (8000, 1, "lasts 2 s"), (655_350, 1, "has 655350 samples a second"), (48_000, 8, "in 8 channels"),
 ])  # fmt: skip
 def test_too_much_is_told(rate: int, channels: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the header: a second is a few kilobytes of FLAC, however many samples that stands for."""
@@ -94,7 +94,7 @@ WRONG: list[tuple[str, Callable[[Path], Path], str]] = [
     ("missing", lambda folder: folder / "none.wav", "There is no readable file"),
     ("text", lambda folder: written(folder / "a.wav", b"hello " * 100), "read as audio: Format not recognised"),
     ("a cut off FLAC", lambda folder: cut_off(folder / "a.flac"), "cannot be read as audio"),
-    ("too short", lambda folder: save(folder / "a.wav", tone(0.09)), r"lasts 0\.09 s, less than 0\.1 s"),
+    ("too short", lambda folder: save(folder / "a.wav", tone(0.09)), r"lasts 0\.09 s; 0\.1 to 300 s are read"),
     ("AIFF", lambda folder: save(folder / "a.wav", tone(0.5), format="AIFF"), "read as audio: it is AIFF"),
     ("hiss", lambda folder: save(folder / "a.wav", tone(0.5, peak=2e-4), subtype="FLOAT"), "is silent"),
     ("opposite channels", lambda folder: save(folder / "a.wav", np.stack([tone(1), -tone(1)], 1)), "is silent"),

@@ -12,7 +12,7 @@ from skydraft.prompts.pair import prompt_ids
 from .. import toys
 
 
-@pytest.mark.parametrize("text", ["我" * 2_000_000, "我" * 10_000 + "3" * 90_000, "3" * 90_000 + "我" * 10_000])
+@pytest.mark.parametrize("text", ["我" * 2_000_000, "我3" * 10_000])
 def test_a_text_that_is_far_too_long_is_read_only_in_part(text: str) -> None:
     """An agent leaves out as many tokens as the number says."""
     lengths = list[int]()

@@ -36,15 +36,15 @@ class Stats:
     share of the later audited skipped tokens that the target would have written too. num_fallback_tokens: committed
     without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced.
     num_reasoning_tokens: those of thinking, its tags included. num_broken_loops: tokens drawn to end a cycle.
-    num_copied_tokens: drafted tokens that stood in the text before, num_right_copies: those accepted. target
-    passes and rows: after its prefill. ttft_ms: start to first committed round. itl_ms: gap between rounds, shared
-    evenly by the tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt;
-    encode_ms: the part of that for audio. overhead_ms: the rest, without queue and wire. shared_bytes: the part of
-    bytes_up for features of speech. cached_tokens: those of the prompt that were in the KV cache. exact: whether the
-    text is the target's own, to the bit: all of it was checked, and what else the target computed changed no token. Of
-    a server, over all requests: tokens_in, those that it read, tokens_hit, the part that was in its cache, tokens_out;
-    of one without skydraft also num_requests, and cost, if prices are known. adapter: what the draft model had learned
-    for this text, by its name. audits: of answers drafted and checked as this one.
+    num_copied_tokens: drafted tokens that stood in the text before, num_right_copies: those accepted. target passes and
+    rows: after its prefill. ttft_ms: start to first committed round. itl_ms: gap between rounds, shared evenly by the
+    tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt. overhead_ms: the
+    rest, without queue and wire. shared_bytes: the part of bytes_up for features of speech. cached_tokens: those of the
+    prompt that were in the KV cache. exact: whether the text is the target's own, to the bit: all of it was checked,
+    and what else the target computed changed no token. Of a server, over all requests: tokens_in, those that it read,
+    tokens_hit, the part that was in its cache, tokens_out; of one without skydraft also num_requests, and cost, if
+    prices are known. adapter: what the draft model had learned for this text, by its name. audits: of answers drafted
+    and checked as this one.
     """
 
     num_tokens: int
@@ -76,9 +76,7 @@ class Stats:
     num_copied_tokens: int
     num_right_copies: int
     draft_prefill_ms: float
-    draft_encode_ms: float
     target_prefill_ms: float
-    target_encode_ms: float
     cached_tokens: CachedTokens
     exact: bool
     num_requests: int
@@ -122,8 +120,7 @@ def stats_of(
         num_broken_loops=total("num_broken"), audited_agreement=_ratio(total("num_agreed"), total("num_audited")),
         num_copied_tokens=sum(record.num_copied for record in judged),
         num_right_copies=sum(min(record.num_accepted, record.num_copied) for record in judged),
-        draft_prefill_ms=round(draft.prefill_ms, 3), draft_encode_ms=round(draft.encode_ms, 3),
-        target_prefill_ms=round(target.prefill_ms, 3), target_encode_ms=round(target.encode_ms, 3),
+        draft_prefill_ms=round(draft.prefill_ms, 3), target_prefill_ms=round(target.prefill_ms, 3),
         cached_tokens=CachedTokens(draft.num_cached, target.num_cached),
         exact=is_exact and all(record.outcome in ("verified", "written") for record in records),
         num_requests=link.num_requests, tokens_in=link.tokens_in, tokens_hit=link.tokens_hit,

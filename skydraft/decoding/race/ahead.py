@@ -8,12 +8,11 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter, Step, Text
+from skydraft.decoding.context import Context, Text
+from skydraft.decoding.drafting import Drafter, Step
 from skydraft.decoding.race.branch import MAX_AHEAD, MAX_KEPT, Worth
 from skydraft.decoding.race.copying import Copies
 from skydraft.decoding.turns import run_of
-from skydraft.engines.base import TokenBuffer
 from skydraft.types import Cost, Draft, DraftBlock, Prompt
 
 _WINDOW, _LEAST = 32, 5  # of so many tokens that came and had a draft, so many have to be accepted ones
@@ -32,46 +31,37 @@ class Pace:
     def __init__(self) -> None:
         self.is_idle = False
         self._came = deque[bool](maxlen=_WINDOW)
-        self._run, self._needed = 0, float(_FIRST_RUN)
-        self._num_steps = self._num_came = self._num_late = 0
-        self._is_slow = False  # slower than the target
+        self._run, self._needed, self._num_late = 0, float(_FIRST_RUN), 0
 
     @property
-    def may_begin(self) -> bool:
-        return not self._is_slow
+    def is_slow(self) -> bool:
+        """Whether the target is faster: one step after another was over when its token had come."""
+        return self._num_late >= _WINDOW
 
-    def drafted(self) -> None:
-        self._num_steps, self._num_late = self._num_steps + 1, 0
+    def drafted(self, *, in_time: bool) -> None:
+        self._num_late = 0 if in_time else self._num_late + 1
+        self.is_idle = self.is_idle or self.is_slow
 
-    def late(self) -> None:
-        """A step was over when its token had come; one after another, if the target is faster."""
-        self._num_late += 1
-        if self._num_late >= _WINDOW:
-            self.is_idle = self._is_slow = True
-
-    def came(self, is_accepted: bool, *, has_draft: bool) -> None:
+    def came(self, is_accepted: bool) -> None:
+        """A token came, for which there was a draft."""
         if self.is_idle:
             return
-        self._num_came += 1
-        if has_draft:
-            self._came.append(is_accepted)
+        self._came.append(is_accepted)
         if len(self._came) < _WINDOW:
             return
         if sum(self._came) >= _LEAST:
             self._needed = _FIRST_RUN
-            return
-        self._is_slow = self._num_came > self._num_steps
-        self.is_idle, self._run = True, 0
-        self._came.clear()
+        else:
+            self.is_idle, self._run = True, 0
+            self._came.clear()
 
     def read(self, agrees: Seq[bool | None]) -> None:
         self._run = run_of(agrees, self._run)
-        if self._run >= self._needed and not self._is_slow:
-            self.is_idle, self._num_steps, self._num_came = False, 0, 0
-            self._needed = min(self._needed * _LONGER, _LONGEST_RUN)
+        if self._run >= self._needed:
+            self.is_idle, self._needed = False, min(self._needed * _LONGER, _LONGEST_RUN)
 
 
-class Ahead:
+class Ahead(Text):
     """The draft model's side of a text while the target writes it. `send` gets the drafts.
 
     Its thread drafts after what has come of the text and what it has drafted since, `MAX_AHEAD` tokens beyond the text
@@ -80,15 +70,15 @@ class Ahead:
     """
 
     def __init__(self, drafter: Drafter | None, prompt: Prompt, send: _Send, copies: Copies | None = None) -> None:
+        super().__init__(prompt.token_ids)  # what has come
         self._drafter, self._send, self._copies = drafter, send, copies
-        self._changed = threading.Condition()  # guards all that follows
-        self._text, self._prompt_len = TokenBuffer(prompt.token_ids), len(prompt.token_ids)
+        self._changed = threading.Condition()  # guards all that changes
         self._branch, self._begin, self._drafts = 1, 0, list[Step]()  # which follow so many tokens
         self._past = deque[tuple[int, list[Step]]](maxlen=MAX_KEPT)  # older branches
         self._agrees: dict[int, bool | None] = {}  # by place: would the draft model have written it? None: it had to
         self._num_told = 0  # tokens of which that is known to the caller, or that the target did not write
         self._is_ended = False  # the drafts end the text, or fill the draft model's context
-        self._num_read = self._num_searched = -1  # tokens that the draft model has seen; and the copies
+        self._num_read = self._num_searched = -1  # how far the draft model has read, and the copies have
         self._worth = Worth()  # of the draft model's own drafts
         self._pace, self._cost = Pace(), Cost()
         self._may_draft = self._is_busy = self._is_closed = False
@@ -96,10 +86,6 @@ class Ahead:
         self._error: BaseException | None = None
         if drafter is not None:
             drafter.compares = self._agrees.__setitem__
-
-    @property
-    def base(self) -> int:
-        return len(self._text) - self._prompt_len
 
     def go(self, context: Context) -> DraftBlock:
         """Draft on after `context` and what has come since. Returns an empty block with what drafting has cost since
@@ -129,22 +115,26 @@ class Ahead:
             if base > self.base:
                 return  # tokens before these were written here, and come with `go`
             for index in range(self.base - base, len(token_ids)):
-                has_draft = self._begin <= self.base < self._begin + len(self._drafts)
-                self._pace.came(index < num_accepted, has_draft=has_draft)
+                if self._drafts_ahead:
+                    self._pace.came(index < num_accepted)
                 self._append(token_ids[index])
             self._changed.notify_all()
 
     def _append(self, token_id: int) -> None:
-        place, at = self.base, self.base - self._begin
-        draft = self._drafts[at] if at < len(self._drafts) else None
+        draft = next(iter(self._drafts_ahead), None)
         if draft is not None and draft.is_copied and self._copies:
             self._copies.observe(int(draft.token_id == token_id), 1)
         elif draft is not None:
-            self._agrees[place] = None if draft.is_forced else draft.token_id == token_id
+            self._agrees[self.base] = None if draft.is_forced else draft.token_id == token_id
             self._worth.note(draft.token_id == token_id)
-        self._text.extend([token_id])
+        self._tokens.extend([token_id])
         if draft is None or draft.token_id != token_id:
             self._begin_branch()
+
+    @property
+    def _drafts_ahead(self) -> list[Step]:
+        """The drafts after what has come."""
+        return self._drafts[self.base - self._begin :]
 
     def _begin_branch(self) -> None:
         if self._drafts:
@@ -167,7 +157,7 @@ class Ahead:
         with self._changed:
             self._may_draft = False
             self._changed.wait_for(lambda: not self._is_busy)
-            ahead = self._drafts[self.base - self._begin :] if self.base == base else []
+            ahead = self._drafts_ahead if self.base == base else []
             self._begin_branch()
             return [*itertools.takewhile(lambda each: not each.is_copied, ahead)]
 
@@ -178,7 +168,7 @@ class Ahead:
     def _run(self) -> None:
         try:
             if self._copies is not None:
-                self._copies.draft(self._text.view)  # reads the prompt, while `came` need not wait
+                self._copies.draft(self.token_ids)  # reads the prompt, while `came` need not wait
             while self._work():
                 pass
         except BaseException as error:
@@ -196,9 +186,8 @@ class Ahead:
             if self._is_closed:
                 return False
             branch, reads, self._is_busy = (self._branch, self._begin, len(self._drafts)), self._pace.is_idle, True
-            ahead = [] if reads else [each.token_id for each in self._drafts[self.base - self._begin :]]
-            token_ids = np.concatenate((self._text.view, np.array(ahead, np.int32)))
-        text = Text(token_ids, len(token_ids) - self._prompt_len)
+            ahead = [] if reads else [each.token_id for each in self._drafts_ahead]
+            text = np.concatenate((self.token_ids, np.array(ahead, np.int32)))
         assert self._drafter is not None  # there was work for it
         read: tuple[bool | None, ...] = ()
         steps = list[Step]()
@@ -209,36 +198,37 @@ class Ahead:
         with self._changed:
             self._is_busy, self._cost = False, self._cost + cost
             if read or not reads or not cost.num_passes:  # else there is more to read
-                self._num_read = text.base
+                self._num_read = len(text)
             if reads:
                 self._pace.read(read)
             elif branch == (self._branch, self._begin, len(self._drafts)):
                 self._add(steps)
                 self._is_ended = not steps or steps[-1].finish is not None
-                self._pace.drafted()
-            elif steps and np.array_equal(self._text.view[: len(token_ids)], token_ids):  # it came too late
-                written = int(self._text.view[len(token_ids)])
-                self._agrees.setdefault(text.base, None if steps[0].is_forced else steps[0].token_id == written)
-                self._pace.late()
+                self._pace.drafted(in_time=True)
+            elif steps and np.array_equal(self.token_ids[: len(text)], text):
+                own, written = steps[0], int(self.token_ids[len(text)])
+                place = len(text) - self._prompt_len
+                self._agrees.setdefault(place, None if own.is_forced else own.token_id == written)
+                self._pace.drafted(in_time=False)
             self._changed.notify_all()
         return True
 
     def _has_work(self) -> bool:
         if self._copies is not None and self._num_searched < self.base:
             self._copy(self._copies)
-        end = self._begin + len(self._drafts)
-        if self._drafter is None or self._is_ended or not self._drafter.room(Text(self._text.view, end)):
+        num_known, num_ahead = len(self.token_ids), len(self._drafts_ahead)
+        if self._drafter is None or self._is_ended or not self._drafter.room(num_known + num_ahead):
             return False
         if self._pace.is_idle:
-            return self._pace.may_begin and self.base - self._num_read >= _NUM_READ
-        return end - self.base < MAX_AHEAD
+            return not self._pace.is_slow and num_known - self._num_read >= _NUM_READ
+        return num_ahead < MAX_AHEAD
 
     def _copy(self, copies: Copies) -> None:
         self._num_searched = self.base
-        found = copies.draft(self._text.view)
+        found = copies.draft(self.token_ids)
         if self._drafter is not None and copies.share < self._worth.share:
             return
-        ahead = tuple(each.token_id for each in self._drafts[self.base - self._begin :])
+        ahead = tuple(each.token_id for each in self._drafts_ahead)
         if len(found) > len(ahead) and found[: len(ahead)] == ahead:
             self._add([Step(token_id, is_copied=True) for token_id in found[len(ahead) :]])
 
