@@ -215,7 +215,8 @@ class Ask:
             return tool_calls.Reader()
         if calling.must or self.schema is not None:
             return tool_calls.EnforcedReader(single=not calling.parallel)
-        return tool_calls.CallReader((each["name"] for each in calling.functions), single=not calling.parallel)
+        tools = {each["name"]: each.get("parameters") for each in calling.functions}
+        return tool_calls.CallReader(tools, single=not calling.parallel)
 
 
 def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import Template, TemplateError, meta, nodes, pass_context
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Vocab, kept_with_vocab
 from skydraft.errors import BrokenModel, PromptError
 from skydraft.prompts.messages import Message, in_form
 
@@ -34,6 +34,7 @@ NO_SETTINGS: Settings = MappingProxyType({})
 _now = datetime.now  # a name of its own, so that tests can stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 _CUT = "<|the answer goes on here|>"
+_WORDS = "20305070110"  # no template changes digits
 _PARAMETERS = {"type": "object", "properties": {}}
 ANY_TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
 # Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one, so that one model of a pair would read another example.
@@ -76,7 +77,8 @@ def render(
     has_calls = any(key == "tool_calls" for message in messages for key, _ in message.more)
     for form in _FORMS if has_calls else _FORMS[:1]:
         try:
-            return _rendered(vocab, template, [in_form(each, form) for each in messages], tools, settings)
+            told, in_parts = [in_form(each, form) for each in messages], _takes_parts(vocab, template)
+            return _rendered(vocab, template, told, tools, settings, in_parts=in_parts)
         except _Refusal as error:
             hint = "Try it without the system message." if "system" in roles else ""
             raise PromptError(f"The chat template refuses this conversation: {_one_line(error)}", hint=hint) from error
@@ -86,13 +88,30 @@ def render(
     raise BrokenModel(f"The chat template of this model fails: {_one_line(faults[0])}", hint=hint) from faults[0]
 
 
+@kept_with_vocab
+def _takes_parts(vocab: Vocab, template: str) -> bool:
+    """Whether it reads a user's words in a list of parts alone. Raises TemplateError where it leaves them out."""
+    tools, is_lost = [ANY_TOOL] if template == vocab.tool_template else [], False
+    for in_parts in (False, True):
+        with suppress(_Refusal, UndefinedError, TypeError, ValueError, AttributeError):  # a text where it takes parts
+            is_lost = _WORDS not in _rendered(vocab, template, [Message("user", _WORDS)], tools, in_parts=in_parts)
+            if not is_lost:
+                return in_parts
+    if is_lost:
+        raise TemplateError("it leaves out the user's words")
+    return False
+
+
 def _rendered(
-    vocab: Vocab, template: str, messages: Sequence[Message], tools: Sequence[Any], settings: Settings
-) -> str:
+    vocab: Vocab, template: str, messages: Sequence[Message], tools: Sequence[Any], settings: Settings = NO_SETTINGS, *,
+    in_parts: bool,
+) -> str:  # fmt: skip
     conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
     is_open = messages[-1].is_open
     if is_open:
         conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
+    for message in conversation if in_parts else ():
+        message["content"] = [{"type": "text", "text": message["content"]}]
     # Templates ask `tools is none`, which is false of a name that was never passed.
     text = render_within(
         _compiled(template), messages=conversation, tools=list(tools) or None, documents=None,

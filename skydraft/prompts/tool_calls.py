@@ -3,20 +3,23 @@
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "上海"}}
 </tool_call>
+
+Qwen3-Coder and later models write <function=get_weather> between the marks (`functions`).
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import PromptError
 from skydraft.grammars import with_ascii_refs
+from skydraft.prompts.functions import FUNCTION, Tools, call_of, end_of
 from skydraft.prompts.messages import Message
 from skydraft.thinking import num_suspect
 
@@ -65,6 +68,36 @@ def may_answer(messages: Seq[Message]) -> list[Message]:
     turn = takewhile(lambda message: message.role != "user", reversed(messages))
     stays = any(message.role == "system" for message in messages) or any(message.role == "tool" for message in turn)
     return list(messages) if stays else [Message("system", _MAY_ANSWER), *messages]
+
+
+def results_before_questions(messages: Seq[Message]) -> list[Message]:
+    """The conversation for an answer that may call nothing: calls and their results stand before the user's words.
+
+    A small model that reads a call in a turn of its own writes it again, and a result that comes last it repeats.
+    """
+    given = {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
+    said = dict[str | None, str]()
+    told, results = list[Message](), dict[int, list[str]]()  # results by the place of their question
+    for message in messages:
+        more = dict(message.more)
+        for call in (calls := more.pop("tool_calls", None) or ()):
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            said[call.get("id")] = f"{name} {arguments}\n"
+        if message.role == "tool" and results:
+            result = f"<tool_response>\n{said.get(more.get('tool_call_id'), '')}{message.content}\n</tool_response>"
+            results[max(results)].append(result)
+            continue
+        if left := [call for call in calls if call.get("id") not in given]:
+            more["tool_calls"] = left
+        if message.role == "user":
+            results[len(told)] = []
+        if message.content or left or not calls:
+            told.append(replace(message, more=tuple(more.items())))
+    for at, found in results.items():
+        words = "\n".join(found) + "\n\n" if found else ""
+        told[at] = replace(told[at], content=words + told[at].content)
+    return told
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
@@ -140,7 +173,7 @@ class Reader:
 
 
 class _Object:
-    """One that is being read, from `start` to `at`. `closing` ends the marks or the fence around it."""
+    """One that is being read, from `start` to `at`; or a function. `closing` ends the marks or the fence around it."""
 
     def __init__(self, start: int, closing: str) -> None:
         self.start = self.at = start
@@ -149,6 +182,9 @@ class _Object:
 
     def ends(self, text: str) -> bool:
         """Read on in `text`; returns whether the object ends at `at`."""
+        if text.startswith(FUNCTION, self.start):
+            self.at, has_ended = end_of(text, self.start, self.at)
+            return has_ended
         while self.at < len(text):
             char = text[self.at]
             self.at += 2 if char == "\\" and self._is_quoted else 1
@@ -168,10 +204,11 @@ class CallReader(Reader):
     models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
     """
 
-    def __init__(self, names: Iterable[str], *, single: bool = False) -> None:
+    def __init__(self, tools: Tools, *, single: bool = False) -> None:
         super().__init__(single=single)
-        self._names = set(names)
-        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in self._names]
+        self._tools = tools
+        self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
+        self._heads += [f"{FUNCTION}{name}>" for name in tools]
         self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
         self._closing = ""  # what ends the marks or the fence of the last call
         self._object: _Object | None = None  # of the call that is being read
@@ -206,7 +243,8 @@ class CallReader(Reader):
         mark, fence, start = opening["mark"], opening["fence"], opening.end()
         is_call = self._is_call(mark, self._held[start:_MAX_HELD])
         if is_call:
-            self._object = _Object(start, _END if mark else fence or self._closing)
+            # A function may have its last mark alone.
+            self._object = _Object(start, _END if mark or self._held[start] == "<" else fence or self._closing)
         elif len(self._held) <= _MAX_HELD and (is_call is None or self._closing.startswith(rest)):
             return False
         else:
@@ -219,8 +257,8 @@ class CallReader(Reader):
         bare = re.sub(r"\s", "", rest)
         if not bare:
             return None
-        if mark:
-            return bare[0] == "{"
+        if mark and not FUNCTION.startswith(bare):
+            return bare[0] == "{" or bare.startswith(FUNCTION)
         if any(bare.startswith(head) for head in self._heads):
             return True
         return None if any(head.startswith(bare) for head in (*self._heads, _BEGIN)) else False
@@ -228,7 +266,7 @@ class CallReader(Reader):
     def _read_object(self, read: _Object, said: list[Piece]) -> bool:
         if not read.ends(self._held):
             return False
-        call = _call_of(self._held[read.start : read.at], self._names)
+        call = _call_of(self._held[read.start : read.at], self._tools)
         self._object, self._may_call, self._closing = None, call is not None, read.closing if call else ""
         if not call:
             self._release(read.at, said)
@@ -239,16 +277,16 @@ class CallReader(Reader):
         return True
 
 
-def _call_of(text: str, names: set[str]) -> Piece | None:
-    """A whole call; None if `text` describes a tool, or calls none of these."""
+def _call_of(text: str, tools: Tools) -> Piece | None:
+    """A whole call; None if `text` describes a tool, or calls none of `tools`."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        call = json.loads(text, strict=False)
+        call = call_of(text, tools) if text.startswith(FUNCTION) else json.loads(text, strict=False)
         is_call = "description" not in call and (len(call) == 1 or _ARGUMENTS & call.keys())
         given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
         given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
         arguments.encode()  # half of a character cannot be sent
-        if is_call and call.get("name") in names and isinstance(given, dict):
+        if is_call and call.get("name") in tools and isinstance(given, dict):
             return Piece(arguments, "call", call["name"], is_last=True)
     return None
 

@@ -17,7 +17,7 @@ from skydraft.prompts.chat_template import render
 from skydraft.prompts.messages import conversation
 from skydraft.prompts.tool_calls import may_answer
 
-from .interfaces import PARIS, Voice, plain
+from .interfaces import PARIS, Voice, forced, plain
 from .interfaces import QUESTION as ASKED
 from .interfaces import ask as of
 from .running import Running, gateway, written_by
@@ -246,3 +246,10 @@ def test_parameters_of_a_tool_that_takes_none(served: Running, parameters: Any) 
     options = {**must(parameters=parameters), "parallel_tool_calls": False}
     (call,) = served.chat(**options, max_tokens=99).json()["choices"][0]["message"]["tool_calls"]
     assert call["function"]["arguments"] == "{}"
+
+
+def test_a_call_as_qwen3_coder_writes_it_has_the_types_of_its_schema(served: Running) -> None:
+    said = "<tool_call>\n<function=f>\n<parameter=city>\n5\n</parameter>\n</function>\n</tool_call>"
+    tools = [tool("f", parameters={"properties": {"city": {"type": "string"}}})]
+    told = of(served, "chat/completions", plain("chat/completions", limit=400, tools=tools, **forced(said)))
+    assert told.parts == (("f", '{"city": "5"}', True),)

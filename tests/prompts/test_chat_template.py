@@ -152,6 +152,32 @@ def test_an_open_message_ends_the_text(model: str, text: str) -> None:
     assert opened.endswith(text.lstrip()) and closed.startswith(opened.rstrip()) and opened != closed
 
 
+# Some take the words of a message in a list of parts alone: (template, text of the conversation below).
+IN_PARTS = {
+    "a loop": ("{% for m in messages %}{{ m['role'] }}:{% for c in m['content'] %}{% if c['type'] == 'text' %}"
+               "{{ c['text'] }}{% endif %}{% endfor %};{% endfor %}"),
+    "the first": "{% for m in messages %}{{ m.role + ':' + m.content[0].text + ';' }}{% endfor %}",
+    "filtered": ("{% for m in messages %}{{ m.role }}:{% for c in m.content | selectattr('type', 'equalto', 'text') %}"
+                 "{{ c.text }}{% endfor %};{% endfor %}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", IN_PARTS.values(), ids=IN_PARTS)
+def test_a_template_that_takes_parts_gets_them(template: str) -> None:
+    told = [SYSTEM, QUESTION, Message("assistant", "It sc", is_open=True)]
+    text = f"system:{SYSTEM.content};user:{QUESTION.content};assistant:It sc"
+    for vocab, tools in ((vocab_with(template), []), (vocab_with("-", tools=template), [chat_template.ANY_TOOL])):
+        assert render(vocab, told, tools) == text
+    assert bytes(prompt_ids(bytes_vocab(template), [QUESTION])) == f"user:{QUESTION.content};".encode()
+
+
+@pytest.mark.parametrize("part", ["", "{% for c in m.content %}{{ c.image }}{% endfor %}", "{{ m.content[0].words }}"])
+def test_a_template_without_the_words_of_the_user_is_broken(part: str) -> None:
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}{part}{{% endfor %}}"
+    with pytest.raises(BrokenModel, match=r"fails: it leaves out the user's words\. Use raw"):
+        prompt_ids(bytes_vocab(template), [SYSTEM, QUESTION])
+
+
 def test_requests_with_tools_have_a_template_of_their_own_where_a_model_has_one() -> None:
     chat, tools = (f"{{% for m in messages %}}{name}:{{{{ m.content }}}}{{% endfor %}}" for name in ("chat", "tools"))
     vocab = vocab_with(chat, tools=f"{{% if messages[0].role == 'system' %}}{{{{ 1 + '' }}}}{{% endif %}}{tools}")

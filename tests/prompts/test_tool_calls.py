@@ -18,19 +18,27 @@ from tests.gateway.interfaces import call_text, is_object
 from tests.toys import law
 
 NAMES = ["get_weather", "天气"]
+KINDS = {
+    "text": {"type": "string"},
+    "may": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "on": {"type": "boolean"}, "int": {"type": "integer"}, "one": {"enum": ["1", "2"]}, "opt": {"$ref": "#/$defs/x"},
+    "maybe": {"oneOf": [{"type": ["integer", "null"]}]}, "null": {"type": "array", "nullable": True},
+}  # fmt: skip
+TOOLS = {"get_weather": None, "天气": {"properties": KINDS}}
 Read = tuple[str, list[tuple[str, str]]]
 
 # Texts with whatever could be taken for a call, a mark, or half of one.
 words = st.sampled_from([
     "<tool_call>", "</tool_call>", "<tool", "}", "\n", "}\n</tool", "语速", '"', "{", " ", "<", "{}", "```", "json",
-    "`", "\\", '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
+    "`", "\\", "<function=", "<function=天气>", "<parameter=a>", "<parameter=on>", "</parameter>", "</function>",
+    '{"name": "天气', '{"name": "天气", "arguments": {', '"name"', "\n" * 70, " " * 260,
 ])  # fmt: skip
 arguments = st.dictionaries(st.text(max_size=4) | words, st.text(max_size=6) | words | st.integers(), max_size=3)
 
 
 def read(texts: Seq[str], *, certain: bool = False) -> Read:
     """Text and calls of what came in pieces."""
-    reader = EnforcedReader() if certain else CallReader(NAMES)
+    reader = EnforcedReader() if certain else CallReader(TOOLS)
     pieces = [piece for text in texts for piece in reader.push(text)] + reader.finish()
     said, calls = "", list[tuple[str, str]]()
     for piece in pieces:
@@ -89,6 +97,15 @@ def test_calls_are_found_in_marks_and_where_they_begin_an_answer_bare_and_in_fen
 NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
 
 
+def function(name: str, **given: str) -> str:
+    """A call as Qwen3-Coder writes it."""
+    said = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    return f"<function={name}>\n{said}</function>"
+
+
+TYPED = {"text": "5", "may": "6", "on": "True", "a": "[1]", "b": "x\n\n  y"}
+
+
 @pytest.mark.parametrize(("text", "said", "found"), [
     (call_text("天气", {"a": 1}).removesuffix("\n</tool_call>"), "", ONE),
     (call_text("天气", {"a": "</tool_call>"}), "", ("天气", '{"a": "</tool_call>"}')),
@@ -97,6 +114,9 @@ NO_ARGUMENTS, ONE = ("天气", "{}"), ("天气", '{"a": 1}')
     ('{"name": "天气", "parameters": {"a": 1}}', "", ONE),
     ('{"name": "天气", "arguments": "{\\"a\\": 1}"}', "", ONE),
     ('{"name": "天气"}', "", NO_ARGUMENTS),
+    (f"好。\n\n<tool_call>\n{function('天气', a='1')}\n</tool_call>", "好。", ONE),
+    (f"{function('天气', a='1')}\n</tool_call>好", "好", ONE),  # it often leaves the first mark out
+    (function("天气", **TYPED), "", ("天气", json.dumps({**TYPED, "on": True, "a": [1]}))),
     # A bracket too many.
     (call_text("天气", {"a": 1}).replace("}}", "}}}\n}"), "", ONE),
     ('{"name": "天气", "arguments": {"a": 1}}}', "", ONE),
@@ -108,6 +128,41 @@ def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, s
     assert read([text]) == read(list(text)) == (said, [found])
 
 
+END = "</parameter>"
+FUNCTION = "<function=天气>\n"
+
+
+@pytest.mark.parametrize(("written", "given"), [
+    # An end of a parameter is missing.
+    (f"<parameter=int>\n5\n<parameter=text>\nx\n{END}\n", {"int": 5, "text": "x"}),
+    (f"<parameter=int>5<parameter=text>x{END}", {"int": 5, "text": "x"}),
+    (f"<parameter=int>\n5\n{END}\n<parameter=text>\n x\n", {"int": 5, "text": " x"}),
+    # Marks in a value.
+    (f"<parameter=text>\na {END} b\n{END}\n", {"text": f"a {END} b"}),
+    (f"<parameter=text>\na </function> b\n{END}\n<parameter=int>\n5\n{END}\n",
+     {"text": "a </function> b", "int": 5}),
+    (f"<parameter=text>\na <parameter=x> <parameter=text>\n{END}\n", {"text": "a <parameter=x> <parameter=text>"}),
+    (f"<parameter=text>\na <tool_call>{FUNCTION}\n{END}\n", {"text": f"a <tool_call>{FUNCTION}"}),
+    # Null and nothing.
+    *((f"<parameter={key}>\n{said}\n{END}\n", {} if value is END else {key: value}) for key, said, value in (
+        ("int", "", END), ("int", "null", END), ("int", "None", END), ("on", " ", END), ("maybe", "", None),
+        ("maybe", "null", None), ("maybe", "None", None), ("maybe", "6", 6), ("null", "none", None),
+        ("null", "[1]", [1]), ("text", "", ""), ("text", "null", "null"), ("text", "None", "None"), ("may", "", ""),
+        ("may", "null", None), ("may", "None", None), ("one", "1", "1"), ("opt", "", ""), ("opt", "null", None),
+    )),
+])  # fmt: skip
+@law(30)
+@given(places=st.lists(st.integers(0, 999), max_size=8))
+def test_wrongly_ended_parameters_have_schema_types(written: str, given: dict[str, Any], places: list[int]) -> None:
+    text = f"好<tool_call>\n{FUNCTION}{written}</function>\n</tool_call>"
+    expected = [("天气", json.dumps(given, ensure_ascii=False))]
+    assert read(cut(text, places)) == ("好", expected)
+    for length in range(len(text) - len("n>\n</tool_call>")):
+        assert read([text[:length]]) == (text[:length], [])
+    text = text.removesuffix("</function>\n</tool_call>") + "</tool_call>云"
+    assert read([text]) == (("好云", expected) if written.rstrip().endswith(END) else (text, []))
+
+
 @pytest.mark.parametrize("text", [
     '{"name": "get_weather", "arguments": {"city": "上海"}',  # cut
     '{"name": "get_weather", "arguments": [1]}',
@@ -117,7 +172,7 @@ def test_a_call_in_another_form_is_one(text: str, said: str, found: tuple[str, s
     '{"name": "天气", "arguments": {"a": NaN}}',
     '说明：\n```json\n{"name": "天气", "arguments": {}}\n```',
     '```json\n{"city": "上海"}\n```\n```json\n{"name": "天气", "arguments": {}}\n```',
-    call_text("rm", {"path": "/"}),  # no tool of ours
+    call_text("rm", {"path": "/"}), function("rm", path="/"),  # no tool of ours
     "<tool_call>\n{'name': 'get_weather'}\n</tool_call>", '<tool_call>\n{"name": {}, "arguments": {}}\n</tool_call>',
     '说：<tool_call>\n{"name": "get_weather", "arguments": "上海"}\n</tool_call>',
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "上',
@@ -128,11 +183,36 @@ def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
 
 
+def called(*calls: tuple[str, Any], said: str = "") -> Message:
+    turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
+    return Message("assistant", said, (("tool_calls", turns),))
+
+
+def result(of: str | None, said: str) -> Message:
+    return Message("tool", said, (("tool_call_id", of),) if of else ())
+
+
+def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
+    asked = [
+        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), result("b", "雨"),
+        result("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
+        result("a", "云"), result(None, "?"), called(("c", {})),
+    ]  # fmt: skip
+    results = ["天气 {\n雨", '天气 {"x": "北"}\n晴', "天气 {}\n云", "?"]
+    first, second, third, fourth = (f"<tool_response>\n{each}\n</tool_response>\n" for each in results)
+    assert tool_calls.results_before_questions(asked) == [
+        asked[0], Message("user", f"{first}{second}\n一"), asked[5], Message("user", f"{third}{fourth}\n二"),
+        Message("assistant", "看"), asked[-1],
+    ]  # fmt: skip
+    for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
+        assert tool_calls.results_before_questions(unchanged) == unchanged
+
+
 def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
     told = tool_calls.may_answer(given)
     assert told[0].role == "system" and "one of the functions" in told[0].content and told[1:] == given
-    results = [*given, Message("assistant", "看"), Message("tool", "晴")]
+    results = [*given, called(("a", {})), result("a", "晴")]
     assert tool_calls.may_answer(told) == told and tool_calls.may_answer(results) == results
     assert tool_calls.may_answer([*results, Message("user", "四")])[0] == told[0]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 
 from skydraft.decoding.race.branch import Worth
-from skydraft.decoding.race.cost_model import CostModel
+from skydraft.decoding.race.cost_model import CostModel, Losses
 from skydraft.decoding.turns import Turns
 from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL, Round
@@ -12,9 +12,7 @@ MAX_BLOCK_LEN = 16
 TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a text; and of a text that repeats itself
 _MIN_GAIN = 1.02
 _SAMPLE = 32  # tokens of the target that tell how well the draft model knows a text
-_FREE_TOKENS = 8.0  # of the target, that reading may cost; and a share of its time
-_MAY_LOSE = 0.03
-_MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
+_FREE_TOKENS = 8.0  # of the target, that reading may cost
 _BLOCKS_MAY_LOSE = 2.0  # tokens more, so that one bad block after reading does not end them
 
 
@@ -31,7 +29,7 @@ class Blocks(Turns):
         self._costs, self._read_ms, self._max_k = costs, read_ms, max(min(max_k, MAX_BLOCK_LEN), 1)
         self._worth, self._is_targets = Worth(TYPICAL), True
         self._num_unread, self._num_fresh = num_prompt, 0  # fresh: since the model has read
-        self._lost_ms, self._num_alone = 0.0, 0  # by tries; and tokens that the target wrote alone
+        self._losses = Losses(costs.plain_ms, _FREE_TOKENS)
         self._may_pay = costs.best(EASY, self._max_k)[1] >= _MIN_GAIN
 
     def longest(self) -> int:
@@ -43,20 +41,12 @@ class Blocks(Turns):
     @property
     def reads(self) -> bool:
         wants = self._is_targets and self._may_pay and self._num_fresh >= _SAMPLE
-        return wants and self._may_lose(self._num_unread * self._read_ms)
-
-    def _may_lose(self, ms: float = 0.0, more: float = 0.0) -> bool:
-        """Whether another try of `ms` may fail; `more` tokens are free for it."""
-        return self._lost_ms + ms <= self._costs.plain_ms * (_FREE_TOKENS + more + _MAY_LOSE * self._num_alone)
-
-    def _tried(self, spent_ms: float, num_tokens: int = 0) -> None:
-        plain_ms = self._costs.plain_ms
-        self._lost_ms = max(self._lost_ms + spent_ms - num_tokens * plain_ms, -_MOST_SAVED * plain_ms)
+        return wants and self._losses.allow(self._num_unread * self._read_ms)
 
     def read(self, agrees: Seq[bool | None]) -> None:
         if not agrees:
             return
-        self._tried(self._num_unread * self._read_ms)
+        self._losses.note(self._num_unread * self._read_ms)
         self._num_unread = self._num_fresh = 0
         for each in agrees[-_SAMPLE:]:
             self._worth.note(bool(each), each is not None)
@@ -64,17 +54,17 @@ class Blocks(Turns):
 
     def _decide(self) -> None:
         self._k, gain = self._costs.best(self._worth.share, self._max_k)
-        self._is_targets = gain < _MIN_GAIN or not self._may_lose(more=_BLOCKS_MAY_LOSE)
+        self._is_targets = gain < _MIN_GAIN or not self._losses.allow(more=_BLOCKS_MAY_LOSE)
 
     def observe(self, done: Round) -> None:
         record, costs = done.record, self._costs
         if not record.num_draft or done.block.is_copied:
-            self._num_alone += record.num_committed
+            self._losses.wrote(record.num_committed)
             self._num_unread += record.num_committed
             self._num_fresh += record.num_committed
             return
         for index in range(min(record.num_accepted + 1, record.num_draft)):
             self._worth.note(index < record.num_accepted)
         spent_ms = record.num_draft * costs.draft_ms + costs.verify_ms(self._worth.share, record.num_draft)
-        self._tried(spent_ms, record.num_committed)
+        self._losses.note(spent_ms, record.num_committed)
         self._decide()

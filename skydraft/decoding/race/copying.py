@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from skydraft.decoding.race.branch import Worth
-from skydraft.decoding.race.cost_model import CostModel
+from skydraft.decoding.race.cost_model import CostModel, Losses
 from skydraft.engines.vocab import TokenIds
 
 MIN_MATCH = 8  # tokens; a shorter run stands in many places
@@ -17,6 +17,7 @@ _LOOK_BACK, _NUM_PLACES = 64, 8  # tokens that are compared; the newest places o
 _PRIOR = 0.9  # the chance that a copied token is right
 _MIN_GAIN = 1.02
 _DOUBT = 2.0  # a run that has been equal for n tokens goes on with the chance 1 - 2 / n
+_FREE_TOKENS = 2.0  # of the target, that copies may cost
 _END = -1  # no token: nothing is copied beyond it
 
 
@@ -30,6 +31,7 @@ class Copies:
         self._tokens: list[int] = []
         self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # where a run ends
         self._longest, self._costs = min(longest, MAX_COPIED), costs and replace(costs, draft_ms=0.0)
+        self._losses = Losses(costs.plain_ms, _FREE_TOKENS) if costs else None
         self._worth = Worth(_PRIOR)
         if prediction:
             self._add([*prompt[-MIN_MATCH:], *prediction, _END])
@@ -37,7 +39,10 @@ class Copies:
 
     def draft(self, text: TokenIds) -> tuple[int, ...]:
         """The tokens that may follow `text`, which has grown since the last call; none if it is new or too dear."""
-        self._add(text[len(self._tokens) - self._begin :].tolist())
+        new = text[(num_known := len(self._tokens) - self._begin) :].tolist()
+        if self._losses and num_known:
+            self._losses.wrote(len(new))
+        self._add(new)
         tokens = self._tokens
         places = self._places.get(tuple(tokens[-MIN_MATCH:]), [])
         places = [
@@ -58,6 +63,8 @@ class Copies:
     def observe(self, num_accepted: int, num_drafted: int) -> None:
         for index in range(min(num_accepted + 1, num_drafted)):  # judging ends at the first difference
             self._worth.note(index < num_accepted)
+        if self._costs and self._losses:
+            self._losses.note(self._costs.verify_ms(self.share, num_drafted), num_accepted + 1)
 
     def _add(self, token_ids: Seq[int]) -> None:
         for token_id in token_ids:
@@ -74,8 +81,8 @@ class Copies:
         return length, place
 
     def _length(self, match: int) -> int:
-        if not match or self._costs is None:
+        if not match or self._costs is None or self._losses is None:
             return self._longest if match else 0
         # The longer a run has been equal, the longer it will be.
         k, gain = self._costs.best(min(self._worth.share, 1 - _DOUBT / match), self._longest)
-        return k if gain >= _MIN_GAIN else 0
+        return k if gain >= _MIN_GAIN and self._losses.allow() else 0

@@ -7,6 +7,8 @@ of n rows, E(k) tokens a round. All times in milliseconds.
 from dataclasses import dataclass
 
 _LEAST_MS = 1e-3
+_MAY_LOSE = 0.03  # of the target's time
+_MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
 
 
 def expected_tokens(alpha: float, k: int) -> float:
@@ -48,3 +50,23 @@ class CostModel:
         speeds = [self.tokens_per_s(alpha, k) for k in range(longest + 1)]
         k = max(range(len(speeds)), key=speeds.__getitem__)
         return k, speeds[k] / speeds[0]
+
+
+class Losses:
+    """What tries have cost. They are allowed while that is less than the target needs for `free` tokens, and for a
+    share of the tokens that it wrote alone."""
+
+    def __init__(self, plain_ms: float, free: float) -> None:
+        self._plain_ms, self._free = plain_ms, free
+        self._ms, self._num_alone = 0.0, 0
+
+    def wrote(self, num_tokens: int) -> None:
+        self._num_alone += num_tokens
+
+    def note(self, spent_ms: float, num_tokens: int = 0) -> None:
+        """A try took so long, and brought so many tokens."""
+        self._ms = max(self._ms + spent_ms - num_tokens * self._plain_ms, -_MOST_SAVED * self._plain_ms)
+
+    def allow(self, ms: float = 0.0, more: float = 0.0) -> bool:
+        """Whether another try of `ms` may fail; `more` tokens are free for it."""
+        return self._ms + ms <= self._plain_ms * (self._free + more + _MAY_LOSE * self._num_alone)
