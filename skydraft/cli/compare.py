@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +93,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
 
-    With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
-    compares what the draft model has learned with the model as it is: each has a folder in DIR, and a table.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then. Without
+    --adapter NAME the draft model is measured as it is.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -106,21 +105,11 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]), **fields,
     )  # fmt: skip
     cloud = cloud.but(require=True)  # no text goes on alone here
-    adapters = models.adapter.split(",")
-    models = replace(models, adapter=adapters[0])
     slowed = _slowed(cloud, request.emulated_rtt_ms)
     with slowed as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
-        for name in adapters:
-            edge.adapters.choose(name, ())  # one that is not there fails now
-        for name in adapters:
-            edge.adapters.default, folder = name, out
-            if len(adapters) > 1:  # records are of one draft model
-                folder /= name.replace("/", "-")
-                click.echo(f"\n--adapter {name}")
-            records = run_comparison(request, pair, folder, lambda line: click.echo(line, err=True), counted)
-            _write_report(folder, records)
+        _write_report(out, run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted))
 
 
 @contextmanager

@@ -210,5 +210,5 @@ def _how_used(name: str, task: dataset.TrainingTask) -> str:
     when = "where a conversation begins as these prompts do" if task.card.beginning_len else "only when you name it"
     return (
         f"{name} is used from now on {when}. Use it with --adapter {name}; in the gateway as skydraft:{name}.\n"
-        f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name},none"
+        f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name}"
     )
