@@ -75,9 +75,7 @@ class DecodingParams:
     frequency_penalty: float = _option(0.0, -2, 2, "X", "Take X off a logit for each time it was written; 0 is off.")
     presence_penalty: float = _option(0.0, -2, 2, "X", "Take X off the logits of tokens written before; 0 is off.")
     penalty_window: int = _option(0, 0, _INT32_MAX, "N", "Let penalties look at the last N tokens alone; 0 is all.")
-    logit_bias: tuple[tuple[int, float], ...] = _option(
-        (), -100, 100, "ID:X", "Add X to the logit of token ID; repeatable."
-    )
+    logit_bias: tuple[tuple[int, float], ...] = _option((), -100, 100, None, "")
     min_call_prob: float = _option(0.0, 0, 1, None, "")
     content_penalty: float = _option(1.0, 1e-6, 1e6, "X", "Make Chinese words less likely once written; 1 is off.")
     content_ngram_size: int = _option(0, 0, 1024, "N", "Never write the same N Chinese words in a row again; 0 is off.")

@@ -6,7 +6,6 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,7 @@ from skydraft.prompts.audio import load_library
 from skydraft.prompts.messages import Message, asked, spoken
 
 Row = dict[str, Any]
-_ALONE = "num_fallback_tokens"  # written without the server
-_STATS = ("exact", _ALONE, "num_tokens", "num_escalated", "cloud_calls_per_token", "acceptance_rate",
+_STATS = ("exact", "num_fallback_tokens", "num_tokens", "num_escalated", "cloud_calls_per_token", "acceptance_rate",
           "target_written_per_token", "tokens_per_s", "ttft_ms")  # fmt: skip
 _COLUMNS = ("file", "text", "error", "mode", "duration_s", "finish_reason", "share", "bytes_shared", "preprocess_ms",
             *_STATS)  # fmt: skip
@@ -45,11 +43,10 @@ _FORMULA = tuple("=+-@\t\r\n")
 
 
 class CaptionTable:
-    """Writes each row at once, so that an interrupted run keeps its rows."""
+    """Writes each row at once, so that an interrupted run keeps its rows. `done` are the files that it has."""
 
-    def __init__(self, file: TextIO, is_csv: bool, rows: Iterable[Row] = (), *, redo: bool = False) -> None:
-        self._file, self._is_csv, self._redo = file, is_csv, redo
-        self._tokens_alone = {row["file"]: str(row.get(_ALONE, "")) for row in rows}  # "" of an earlier version
+    def __init__(self, file: TextIO, is_csv: bool, done: Iterable[str] = ()) -> None:
+        self._file, self._is_csv, self._done = file, is_csv, set(done)
         self._csv = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
 
     def begin(self) -> None:
@@ -58,35 +55,25 @@ class CaptionTable:
             self._csv.writeheader()
 
     def holds(self, path: Path) -> bool:
-        """Whether the table has a caption of it; with `redo` one that the server is known to have taken part in."""
-        tokens_alone = self._tokens_alone.get(self._name(path))
-        return tokens_alone == "0" if self._redo else tokens_alone is not None
-
-    def num_alone(self, paths: Iterable[Path]) -> int:
-        """How many of these were written without the server, at least in part."""
-        return sum(self._tokens_alone.get(self._name(path), "") not in ("", "0") for path in paths)
+        """Whether the table had a caption of this recording when it was opened."""
+        name = str(path)
+        return (str(_cell(name)).encode(errors=_ESCAPED).decode() if self._is_csv else name) in self._done
 
     def write(self, row: Row) -> None:
         """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
-        if "error" not in row:
-            self._tokens_alone[self._name(row["file"])] = str(row.get(_ALONE, ""))
         if self._is_csv:
             self._csv.writerow({name: _cell(value) for name, value in row.items()})
         else:
             self._file.write(json_line(row) + "\n")
         self._file.flush()
 
-    def _name(self, path: Path | str) -> str:
-        return str(_cell(str(path))).encode(errors=_ESCAPED).decode() if self._is_csv else str(path)
-
 
 def _cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]:
-    """Remove from a file an incomplete row, failures unless they are kept, and captions that were made again; a table
-    of an earlier version gets the new columns. Returns the remaining rows.
+def _keep_rows(path: Path, is_csv: bool) -> list[str]:
+    """Remove an incomplete row and failures from a file. Returns the files of the remaining rows.
 
     Raises OptionError, and changes nothing, if the file holds anything but captions of this format.
     """
@@ -96,26 +83,22 @@ def _keep_rows(path: Path, is_csv: bool, *, failures: bool = False) -> list[Row]
         kind = "CSV" if is_csv else "JSON lines"
         hint = "Choose another --out, or remove the file."
         raise OptionError(f"{path} holds something other than captions as {kind}; it was not changed.", hint=hint)
-    kept: dict[str, Row] = {}
-    for row in rows:
-        if not row.get("error") or (failures and row["file"] not in kept):
-            kept[row["file"]] = row
-    is_old = is_csv and not text.startswith(",".join(_COLUMNS))
-    if text and (len(kept) < len(rows) or is_old or not text.endswith("\n")):
+    kept = [row for row in rows if not row.get("error")]
+    if text and (len(kept) < len(rows) or not text.endswith("\n")):
         table = CaptionTable(whole := io.StringIO(newline=""), is_csv)
         table.begin()
-        for row in kept.values():
+        for row in kept:
             table.write(row)
         write_whole(path.resolve(), whole.getvalue().encode(errors=_ESCAPED), mode=path.stat().st_mode & 0o777)
-    return list(kept.values())
+    return [row["file"] for row in kept]
 
 
 def _csv_rows(text: str) -> list[Row] | None:
-    """The complete rows, or None if the header is not ours, of this version or an earlier one."""
+    """The complete rows, or None if the header is not ours."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
-        if text and not set(_COLUMNS[:3]) <= set(reader.fieldnames or ()) <= set(_COLUMNS):
+        if text and tuple(reader.fieldnames or ()) != _COLUMNS:
             return None
         rows.extend(reader)
     except csv.Error as error:
@@ -140,41 +123,30 @@ class TableChoice:
     """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
 
     out: Path | None
-    redo_fallback: bool = False
 
     def __post_init__(self) -> None:
-        if self.redo_fallback and self.out is None:
-            raise OptionError("--redo-fallback needs a file of captions.", hint="Name it with --out.")
         if self.out is not None and self.out.suffix.lower() not in _ENDINGS:
             ending = f"--out {self.out} ends in {self.out.suffix}, but captions are written as .csv or .jsonl."
             raise OptionError(ending, hint="Use one of these suffixes.")
 
     @contextmanager
-    def open(self, files: Seq[Path] = ()) -> Iterator[CaptionTable]:
-        """Open the table; a row of the file stays, until there is a new one of its recording. At the end a line counts
-        the captions of `files` that the server took no part in. Raises OptionError for a file of another kind."""
+    def open(self) -> Iterator[CaptionTable]:
+        """Open the table. Raises OptionError for a file of another kind."""
         out = self.out
         is_csv = out is not None and out.suffix.lower() == ".csv"
         with telling(OptionError, f"{out} cannot be written", "Choose another file."):
-            rows = _keep_rows(out, is_csv) if out and out.is_file() else []
+            done = _keep_rows(out, is_csv) if out and out.is_file() else []
             opened = out.open("a", encoding="utf-8", errors=_ESCAPED, newline="") if out else nullcontext(sys.stdout)
         with opened as file:
-            table = CaptionTable(file, is_csv, rows, redo=self.redo_fallback)
+            table = CaptionTable(file, is_csv, done)
             if out and not out.stat().st_size:
                 table.begin()
             yield table
-        if out and self.redo_fallback:
-            _keep_rows(out, is_csv, failures=True)
-        if num_alone := table.num_alone(files):
-            again = " Run the same command with --redo-fallback to make them again." if out else ""
-            TERMINAL.say(f"{num_alone} of {len(files)} captions were made partly or wholly without the server.{again}")
 
 
 table_section = section("table", "Output", TableChoice, [
     option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
            "that failed are tried again. FILE.csv is a table for spreadsheets, others hold lines of JSON.", type=Path),
-    option("--redo-fallback", None, "Make captions of --out again that were written without the server, even in part, "
-           "because it was lost; and those whose row does not say so, of an earlier version.", is_flag=True),
 ])  # fmt: skip
 _question_section = section("messages", "What to write", asked, [
     option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT, callback=as_text),
@@ -200,15 +172,15 @@ def caption(
     An unusable recording is named on stderr and in the output; the others are still described, and the exit status is
     1. The same command with the same --out continues where it stopped.
 
-    If the server is lost, the small model writes on alone unless you give --require-cloud. The exit status stays 0;
-    the last line counts these captions, their rows have num_fallback_tokens, and --redo-fallback makes them again.
+    If the server is lost, the small model writes on alone unless you give --require-cloud. The exit status stays 0.
+    The last line counts these captions; their rows have num_fallback_tokens.
     """
     load_library()  # fail now, not after the models are loaded
     request = GenerateRequest(
         messages, gate.plan, decoding.params(default_style=STYLE), think=decoding.think,
-        share_audio=speech.share(gate, cloud), execution=gate.execution, breaks_loops=gate.breaks_loops,
+        share_audio=speech.share(gate, cloud), execution=gate.execution, breaks_loops=True,
     )  # fmt: skip
-    with table.open(files) as rows:
+    with table.open() as rows:
         todo = [path for path in files if not rows.holds(path)]
         if num_done := len(files) - len(todo):
             TERMINAL.say(f"leaving out {num_done} of {len(files)} recordings that are already in {table.out}.")
@@ -229,11 +201,12 @@ def caption(
 
 
 def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: CaptionTable) -> int:
-    num_failed = 0
+    num_failed = num_alone = 0
     with counted(len(files), "recordings") as done:
         for path in files:
             try:
-                rows.write(described(path))
+                rows.write(row := described(path))
+                num_alone += row["num_fallback_tokens"] > 0
             except (CloudError, OptionError):
                 raise  # the next recording would fail too
             except SkydraftError as error:
@@ -241,6 +214,8 @@ def _describe_all(files: list[Path], described: Callable[[Path], Row], rows: Cap
                 TERMINAL.say(error.line)
                 rows.write({"file": str(path), "error": str(error)})
             done()
+    if num_alone:
+        TERMINAL.say(f"{num_alone} of {len(files)} captions were made partly or wholly without the server.")
     return 1 if num_failed else 0
 
 

@@ -28,20 +28,18 @@ from skydraft.cli.options.sections import Command, loose, option, section
 from skydraft.cli.terminal import TERMINAL, console_for, harmless, show_summary, show_tokens
 from skydraft.decoding.plan import make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.base import Engine
 from skydraft.errors import ContextExceeded, OptionError, SkydraftError
 from skydraft.prompts.messages import Message
 from skydraft.prompts.thinking import REASONING
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
-_FENCE = '"""'
 _HELP = """\
 /mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
 /system TEXT   another system prompt; without TEXT none
 /save FILE     write the conversation as JSON
 /clear         start a new conversation
 /quit          leave; Ctrl-D does so too
-Several lines: begin and end with \"\"\". Ctrl-C ends an answer.
+Ctrl-C ends an answer.
 Colours: plain, the small model wrote it and was sure; green, the large one confirmed it; yellow, cyan, blue, the large
 one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
@@ -86,14 +84,12 @@ def chat(
         assert edge is not None
         names = f"{edge.name} drafts, {cloud.address or getattr(target, 'name', 'nothing')} checks"
         TERMINAL.say(f"{names}; mode {gate.plan.mode or 'of your gate'}. /help lists the commands.")
-        if not isinstance(target, Engine | None) and gate.plan.verifies and (gone := target.meet(edge.vocab)):
-            TERMINAL.say(f"The cloud at {target.name} was not reached yet ({gone.message.rstrip('.')}).")
-        for line, is_fenced in _joined(_lines()):
-            if line in ("/quit", "/exit") and not is_fenced:
+        for line in filter(None, map(str.strip, _lines())):
+            if line in ("/quit", "/exit"):
                 return
             before = list(talk.turns)
             try:
-                if _do(line, talk, is_fenced=is_fenced):
+                if _do(line, talk):
                     _answer(talk, edge, target, output, keep)
             except KeyboardInterrupt:
                 talk.turns = before
@@ -104,9 +100,9 @@ def chat(
                 TERMINAL.say(f"{error.message if hint else error.line}{hint}")
 
 
-def _do(line: str, talk: Talk, *, is_fenced: bool) -> bool:
-    """Run a command, or add a user message (always, if fenced). Returns whether an answer is due."""
-    if is_fenced or not line.startswith("/"):
+def _do(line: str, talk: Talk) -> bool:
+    """Run a command, or add a user message. Returns whether an answer is due."""
+    if not line.startswith("/"):
         talk.turns.append(Message("user", line))
         return True
     name, _, rest = line.partition(" ")
@@ -143,7 +139,7 @@ def _answer(talk: Talk, edge: Any, target: Any, output: OutputChoice, keep: Keep
     """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
     request = GenerateRequest(
         talk.messages, talk.gate.plan, talk.decoding.params(max_new_tokens=_MAX_NEW_TOKENS), think=talk.decoding.think,
-        execution=talk.gate.execution, breaks_loops=talk.gate.breaks_loops, cache_scope="chat",
+        execution=talk.gate.execution, breaks_loops=True, cache_scope="chat",
     )  # fmt: skip
     console = console_for(output.color)
     with (
@@ -166,7 +162,7 @@ def _lines() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # an invalid byte becomes a replacement character
     if not sys.stdin.isatty():
-        yield from (line.rstrip("\n") for line in sys.stdin)
+        yield from sys.stdin
         return
     with suppress(ImportError):  # not on every system
         import readline  # noqa: F401  input() uses it
@@ -178,18 +174,3 @@ def _lines() -> Iterator[str]:
         except EOFError:
             click.echo(err=True)
             return
-
-
-def _joined(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Non-empty lines; the lines between fences are joined to one text, with a mark."""
-    for line in lines:
-        if not line.strip().startswith(_FENCE):
-            if line.strip():
-                yield line.strip(), False
-            continue
-        parts = [line.strip().removeprefix(_FENCE)]
-        while not parts[-1].rstrip().endswith(_FENCE) and (more := next(lines, None)) is not None:
-            parts.append(more)
-        text = "\n".join(parts).strip().removesuffix(_FENCE).strip()
-        if text:
-            yield text, True

@@ -4,8 +4,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from skydraft.config import Execution
 from skydraft.decoding.plan import make_plan
 from skydraft.errors import MissingDependency, OptionError
 from skydraft.gating.calibration import MAX_BLOCK, Calibration, read_calibration
-from skydraft.gating.hand_back import HandBack, parse_hand_back
+from skydraft.gating.hand_back import HandBack
 from skydraft.lab.evaluation.comparison import ComparisonRequest, LoadedPair
 from skydraft.lab.evaluation.comparison import compare as run_comparison
 from skydraft.lab.evaluation.delayed_link import DelayedLink
@@ -94,8 +93,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
 
-    With --cloud the target is the model on that server, over the real link. Texts are not scored then. --adapter A,none
-    compares what the draft model has learned with the model as it is: each has a folder in DIR, and a table.
+    With --cloud the target is the model on that server, over the real link. Texts are not scored then. Without
+    --adapter NAME the draft model is measured as it is.
 
     An interrupted comparison continues where it stopped when it is started again with the same options.
     """
@@ -105,24 +104,12 @@ def compare(
         calibration=read_calibration(calibration) if calibration else None, scores=not no_scores, think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]), **fields,
     )  # fmt: skip
-    with suppress(MissingDependency):  # a broken one fails now, not after hours of work
-        load_pyplot()
     cloud = cloud.but(require=True)  # no text goes on alone here
-    adapters = models.adapter.split(",")
-    models = replace(models, adapter=adapters[0])
     slowed = _slowed(cloud, request.emulated_rtt_ms)
     with slowed as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
-        for name in adapters:
-            edge.adapters.choose(name, ())  # one that is not there fails now
-        for name in adapters:
-            edge.adapters.default, folder = name, out
-            if len(adapters) > 1:  # records are of one draft model
-                folder /= name.replace("/", "-")
-                click.echo(f"\n--adapter {name}")
-            records = run_comparison(request, pair, folder, lambda line: click.echo(line, err=True), counted)
-            _write_report(folder, records)
+        _write_report(out, run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted))
 
 
 @contextmanager
@@ -152,7 +139,7 @@ def _write_report(out: Path, path: Path) -> None:
     if unjudged := len(records.unjudged()):
         what = f"Answers without a verdict, which do not count: {unjudged}."
         click.echo(f"{what} To judge them, run the same skydraft compare again.", err=True)
-    _show_tables(write_report(Findings(records), out).settings)
+    _show_table(write_report(Findings(records), out).settings)
     click.echo(f"Report: {out / 'report.html'}", err=True)
     try:
         load_pyplot()
@@ -160,27 +147,20 @@ def _write_report(out: Path, path: Path) -> None:
         click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
-_TABLES = (
-    {"agreement": "target_agreement", "right": "task_score", "calls a token": "cloud_calls_per_token",
-     "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s"},
-    {"acceptance": "acceptance_rate", "blocks a text": "blocks_sent", "punctuation": "punctuation_density",
-     "repeats of 2": "repeat_rate_2", "repeats of 3": "repeat_rate_3", "adjacent": "adjacent_repeat"},
-)  # fmt: skip
+_SHOWN_MEASURES = {
+    "agreement": "target_agreement", "right": "task_score", "calls a token": "cloud_calls_per_token",
+    "target wrote": "target_written_per_token", "tokens/s": "tokens_per_s",
+}  # fmt: skip
 
 
-def _show_tables(settings: Sequence[SettingFigures]) -> None:
-    """Two tables of a summary, a line a mode: what each is worth, and how its texts read."""
+def _show_table(settings: Sequence[SettingFigures]) -> None:
+    """What each mode is worth, a line a mode; table.md has all measures."""
     width = max((len(each.mode) for each in settings), default=4)
-    for number, names in enumerate(_TABLES):
-        shown = [head for head, name in names.items() if any(each.value(name) is not None for each in settings)]
-        click.echo("\n" * number + f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in shown))
-        for each in settings:
-            values = {head: each.value(names[head]) for head in shown}
-            cells = {head: "" if value is None else f"{value:.3f}" for head, value in values.items()}
-            num_calls = round((values.get("calls a token") or 0) * each.num_tokens)
-            if values.get("target wrote") == 1 and num_calls == each.num_generations:
-                cells["calls a token"] = "one a text"
-            click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells.values()))
+    click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in _SHOWN_MEASURES))
+    for each in settings:
+        values = map(each.value, _SHOWN_MEASURES.values())
+        cells = ("" if value is None else f"{value:.3f}" for value in values)
+        click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 _fitted_section = section("workload", "Prompts", _together, [
@@ -219,19 +199,15 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
 
 
 def keep_calibration(calibration: Calibration, out: Path | None = None) -> None:
-    """Write it, and print what some agreements take with each hand-back, in blocks as long as those of mode auto."""
+    """Write it, and print what mode auto takes for some agreements, before its gate adapts to a text."""
     from skydraft.lab.learning.calibrating import write_calibration
 
-    out, k = write_calibration(calibration, cache_dir(), out), make_plan("auto").k or MAX_BLOCK
-    alone = calibration.curve(k, HandBack()).points[-1].agreement
-    shown = [wanted for wanted in _SHOWN if wanted > alone]
-    if shown:
-        how = f"with blocks of up to {k}, before the gate adapts to a text"
-        click.echo(f"Replayed {how}: calls a token, written by the target:")
-        click.echo(f"  {'hand-back':<9}" + "".join(f"{f'calibrated:{wanted:g}':>18}" for wanted in shown))
-    for name in calibration.hand_backs if shown else ():
-        points = calibration.curve(k, parse_hand_back(name)).points
-        at = [[point for point in points if point.agreement >= wanted][-1] for wanted in shown]
-        costs = (f"{point.calls_per_token:>10.3f}{point.written_per_token:>8.3f}" for point in at)
-        click.echo(f"  {name:<9}{''.join(costs)}")
+    out, auto = write_calibration(calibration, cache_dir(), out), make_plan("auto")
+    curve = calibration.curve(auto.k or MAX_BLOCK, auto.hand_back or HandBack())
+    for wanted in (wanted for wanted in _SHOWN if wanted > curve.points[-1].agreement):
+        at = [point for point in curve.points if point.agreement >= wanted][-1]
+        click.echo(
+            f"calibrated:{wanted:g} takes {at.calls_per_token:.3f} calls a token, "
+            f"and the large model writes {at.written_per_token:.3f}."
+        )
     click.echo(f"Written to {out}")

@@ -1,10 +1,8 @@
 """`skydraft generate`: one prompt, streamed and coloured by origin, or as one JSON object."""
 
 import dataclasses
-import os
 import select
 import signal
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -54,8 +52,7 @@ _RAW = option("--raw", None, "Continue PROMPT as it is, without the model's chat
 @audio_section
 def generate(
     prompt: str | None, system: str | None, raw: bool, speech: SpeechChoice, decoding: DecodingChoice,
-    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, output: OutputChoice,
-    keep: KeepChoice,
+    gate: GateChoice, cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,
 ) -> int:  # fmt: skip
     """Answer PROMPT; - reads it from stdin. Piped text goes before any other PROMPT.
 
@@ -66,12 +63,12 @@ def generate(
     models = dataclasses.replace(models, is_quiet=output.quiet or output.json)
     recording = speech.read(speech.audio) if speech.audio else None
     if prompt is not None or not recording:
-        prompt = with_piped(prompt, quiet=models.is_quiet)
+        prompt = with_piped(prompt)
     request = GenerateRequest(
         asked(prompt, system, recording.audio if recording else None), gate.plan,
         decoding.params(default_style=STYLE) if recording else decoding.params(max_new_tokens=_MAX_NEW_TOKENS),
         raw=raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
-        execution=gate.execution, breaks_loops=gate.breaks_loops, with_signals=output.trace is not None,
+        execution=gate.execution, breaks_loops=True, with_signals=output.trace is not None,
     )  # fmt: skip
     tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
@@ -81,14 +78,14 @@ def generate(
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
     ):
         _show(generation, output, trace)
+        if keep.auditor:
+            with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and loses no answer
+                keep.auditor.finish()
         audio = recording.figures(generation, request.share_audio) if recording else None
         _finish(generation, audio, output, keep.auditor)
-        is_cut = bool(trace and trace.closed)
-        if keep.auditor:
-            keep.auditor.finish()
-            if keep.auditor.counts["lost"]:
-                TERMINAL.say("the answer was not audited: the cloud did not read it.")
-    return INTERRUPTED if generation.finish_reason == "interrupted" else int(is_cut)
+        if keep.auditor and keep.auditor.counts["lost"]:
+            TERMINAL.say("the answer was not audited: the cloud did not read it.")
+    return INTERRUPTED if generation.finish_reason == "interrupted" else 0
 
 
 def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) -> None:
@@ -97,21 +94,10 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
         for done, tokens in generation.rounds():
             if console:
                 show_tokens(console, tokens)
-            if trace and not _is_traced(trace_line(done, tokens), trace):
-                trace = None
+            if trace:
+                print(trace_line(done, tokens), file=trace, flush=True)
             if interrupted and (held := generation.interrupt()) and console:
                 TERMINAL.write(harmless(held, console))
-
-
-def _is_traced(line: str, trace: TextIO) -> bool:
-    """Write a line; a full disk ends the trace and not the answer, and makes the exit status 1."""
-    try:
-        print(line, file=trace, flush=True)
-    except OSError as error:
-        TERMINAL.say(f"the trace ends here: {trace.name} cannot be written: {error.strerror}.")
-        with suppress(OSError):  # what is left in its buffer fails again
-            trace.close()
-    return not trace.closed
 
 
 @contextmanager
@@ -134,12 +120,10 @@ def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[i
 def _finish(
     generation: Generation, audio: dict[str, Any] | None, output: OutputChoice, auditor: Auditor | None
 ) -> None:
-    stats = generation.stats
-    if auditor and (output.json or not output.quiet):
-        with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and loses no answer
-            auditor.finish()
-        stats = dataclasses.replace(stats, audits=auditor.figures_of(generation))
     if output.json:
+        stats = generation.stats
+        if auditor:
+            stats = dataclasses.replace(stats, audits=auditor.figures_of(generation))
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
         answer |= {"reasoning": generation.reasoning} if generation.reasoning else {}
@@ -154,32 +138,29 @@ def _finish(
     show_summary(generation, output.color, auditor)
 
 
-def with_piped(prompt: str | None, *, quiet: bool = False) -> str | None:
+def with_piped(prompt: str | None) -> str | None:
     """The piped text, and `prompt` on the line after it, as `llm` does. Nothing is read from a terminal.
 
-    A silent pipe may stay silent for ever: after two seconds it is ignored, with a notice unless `quiet`. Raises
-    PromptError for bytes that are not UTF-8.
+    A pipe that is silent for two seconds is left out with a notice, since it may stay so for ever. Raises PromptError
+    for bytes that are not UTF-8.
     """
-    text = _read(quiet)
+    text = _piped()
     if not text.strip():
         return prompt
     return text if prompt is None else text.removesuffix("\n") + "\n" + prompt
 
 
-def _read(quiet: bool) -> str:
+def _piped() -> str:
     try:
-        kind = os.fstat(sys.stdin.fileno()).st_mode
-        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
-            if not select.select([sys.stdin], [], [], _SILENT_S)[0]:
-                if not quiet:
-                    TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
-                return ""
-        elif not stat.S_ISREG(kind):
-            return ""  # a terminal, or a device such as /dev/null
+        if sys.stdin.isatty():
+            return ""
+        if not select.select([sys.stdin], [], [], _SILENT_S)[0]:
+            TERMINAL.say(f"nothing came from stdin for {_SILENT_S:g} s, so it is left out.")
+            return ""
         text = sys.stdin.read()
         text.encode()  # in some locales, bytes that are not UTF-8 arrive as lone surrogates
         return text
     except UnicodeError as error:
         raise PromptError("The piped text is not valid UTF-8.", hint="Convert it first, with iconv.") from error
-    except (AttributeError, OSError, ValueError):  # closed, none at all, only for writing, or a pipe of Windows
+    except (OSError, ValueError):  # closed, only for writing, or a pipe of Windows
         return ""

@@ -16,7 +16,7 @@ from skydraft.files import is_adapter_name
 from skydraft.gating.fitting import agreement
 from skydraft.lab.learning.calibrating import calibrate_lessons, read_lessons
 from skydraft.lab.learning.dataset import MIN_GENERATIONS, choose
-from skydraft.lab.learning.lessons import AGREED, KNOWN, OPINIONS, UNJUDGED, WRONG, Store
+from skydraft.lab.learning.lessons import KNOWN, UNJUDGED, WRONG, Store
 from skydraft.models import adapters, cache_dir
 from skydraft.types import short_weights
 
@@ -37,16 +37,13 @@ def learn() -> None:
 def status(folder: Path) -> None:
     """Show the answers collected in DIR, and how many can be used."""
     store, skipped = _store(folder), Counter[str]()
-    by_pair = defaultdict[tuple[str, str], list[Counter[str]]](list)  # the marks of each lesson, counted
+    numbers, marks = Counter[tuple[str, str]](), defaultdict[tuple[str, str], Counter[str]](Counter)
     for lesson in store.lessons(skipped):
-        by_pair[lesson.target, lesson.draft].append(Counter(lesson.marks))
+        numbers[lesson.target, lesson.draft] += 1
+        marks[lesson.target, lesson.draft].update(lesson.marks)
     click.echo(f"{folder}: {_written_out(*store.size())}.")
-    for (target, draft), taught in sorted(by_pair.items(), key=lambda item: -len(item[1])):
-        click.echo(_line(target, draft, len(taught), sum(taught, Counter())))
-        if (missing := MIN_GENERATIONS - len(taught)) > 0:
-            click.echo(f"  {missing} more answers are needed to train with them.")
-    if not by_pair:
-        click.echo(f"No answers yet. Collect with: skydraft generate PROMPT --learn {folder}")
+    for (target, draft), number in numbers.most_common():
+        click.echo(_line(target, draft, number, marks[target, draft]))
     for what, number in sorted(skipped.items()):
         click.echo(f"{number} lines are {what}, and are left out.")
 
@@ -59,19 +56,16 @@ def _store(folder: Path) -> Store:
 
 def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     drafted = f"draft model {short_weights(draft)}" if draft else "no draft model"
-    num_known, num_opinions = (sum(marks[mark] for mark in wanted) for wanted in (KNOWN, OPINIONS))
-    line = (
-        f"{number} {'answer' if number == 1 else 'answers'} of {marks.total()} tokens ({drafted}, target "
-        f"{one_line(short_weights(target))}).\n  The target wrote or confirmed {num_known} of the tokens, would have "
-        f"written {marks[WRONG]} otherwise, and has not seen {marks[UNJUDGED]}."
+    needed = f" {MIN_GENERATIONS - number} more are needed to train with them." if number < MIN_GENERATIONS else ""
+    return (
+        f"{number} answers of {marks.total()} tokens ({drafted}, target {one_line(short_weights(target))}).{needed}\n"
+        f"  The target wrote or confirmed {sum(marks[mark] for mark in KNOWN)} of the tokens, would have written "
+        f"{marks[WRONG]} otherwise, and has not seen {marks[UNJUDGED]}."
     )
-    if num_opinions:
-        line += f"\n  The draft model would have written {marks[AGREED] / num_opinions:.0%} as the target does."
-    return line
 
 
 def _written_out(num_files: int, num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB in {num_files} {'file' if num_files == 1 else 'files'}"
+    return f"{num_bytes / 1e6:.1f} MB in {num_files} files"
 
 
 @learn.command(cls=Command)

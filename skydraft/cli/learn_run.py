@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -31,19 +30,13 @@ from skydraft.lab.evaluation.records import PromptEntry
 from skydraft.lab.evaluation.workloads import read_lines, read_prompts
 from skydraft.lab.learning import dataset, training
 from skydraft.lab.learning.answering import Answering
-from skydraft.lab.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
+from skydraft.lab.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
 from skydraft.lab.learning.lessons import Store
 from skydraft.lab.tasks.sets import SETS, read_tasks
 from skydraft.models import adapters, cache_dir
 from skydraft.models.cache import disk_errors_named, locked
 
 _TYPICAL = 100  # tokens of an answer, before the first one is known
-
-
-def _requests(prompts: Sequence[PromptEntry], system: str | None, decoding: DecodingChoice) -> list[GenerateRequest]:
-    """Each prompt as the app would ask it, with the tools and parameters of its task."""
-    mode = Mode("cloud", make_plan("cloud"), decoding.params())
-    return [replace(request_of(each, mode, system=system), think=decoding.think) for each in prompts]
 
 
 def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
@@ -54,11 +47,9 @@ def _prompts(prompts: str, limit: int | None) -> Sequence[PromptEntry]:
     found = (read_tasks(prompts, limit=limit) if are_tasks else read_prompts(path, limit=limit)).prompts
     if any(each.audio for each in found):
         raise OptionError(f"{prompts} has speech, and only models of text are trained.", hint="Leave it out.")
-    unread: dict[str, Any] = {"id": True, "category": True, "task": {"set": True, "check": True}}  # by any model
-    number, least = len({each.model_dump_json(exclude=unread) for each in found}), dataset.MIN_GENERATIONS
-    if number < least:
-        message = f"{prompts} has {number} different prompts, and {least} are needed; 150 are a good number."
-        raise RecordsError(message, hint="Add more prompts of the same kind.")
+    if len(found) < dataset.MIN_GENERATIONS:
+        message = f"{prompts} has {len(found)} prompts, and {dataset.MIN_GENERATIONS} are needed."
+        raise RecordsError(message, hint="Add more prompts of the same kind; 150 are a good number.")
     return found
 
 
@@ -87,14 +78,15 @@ def run(
 ) -> int:  # fmt: skip
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
-    The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others. It
-    is kept only if it agrees with the target on more of these, and on more than what NAME has learned before. No labels
-    are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is
-    0 if NAME is in use at the end, or nothing is new since the last run.
+    The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others.
+    What it learned is kept only if it agrees with the target on more of these than without. No labels are needed. Each
+    answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is 0 if NAME is in
+    use at the end, or nothing is new since the last run.
     """
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
-    asks = _requests(_prompts(prompts, limit), system, decoding) if prompts else []
+    mode, entries = Mode("cloud", make_plan("cloud"), decoding.params()), _prompts(prompts, limit) if prompts else ()
+    asks = [replace(request_of(each, mode, system=system), think=decoding.think) for each in entries]  # as the app asks
     home = adapters.home_of(name, models.edge_model, cache_dir())
     bare = replace(models, adapter="none")
     lock, busy = home.with_name(f".{name}.lock"), f"Another process is letting the draft model learn {name}."
@@ -125,11 +117,13 @@ class _Run:
         if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
-        objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
+        objection = self._trained(task, key)
+        if not objection:
+            self._calibrated(task)
+            objection = self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
-        for done in (self._trial, self._trial.with_suffix(".json")):
-            for path in (done, *home.glob(f".{done.name}-*")):  # a kill may have left half of one
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for path in home.glob("*trial*"):  # a kill may have left half of one
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         click.echo(f"Not kept: {objection}." if objection else _how_used(home.name, task))
         return 0 if (home / ADAPTER).exists() else 1
 
@@ -159,14 +153,11 @@ class _Run:
         return self._models.load(self._models.target_name)
 
     def _leave_out_long(self, edge: Engine) -> None:
-        """Ask for nothing that is too long to be trained with. Raises RecordsError where too few are left."""
-        most, least = min(dataset.MAX_LEN, edge.context_len), dataset.MIN_GENERATIONS
-        fit = [each for each in self._asks if len(prompted(each, edge)[1].edge.token_ids) < most]
-        if self._asks and len(fit) < least:
-            says = f"{len(fit)} of the prompts have fewer than {most} tokens, and {least} are needed."
-            raise RecordsError(says, hint="Longer ones are not trained with: shorten the system prompt or the prompts.")
+        """Ask for nothing that is too long to be trained with."""
+        limit = min(dataset.MAX_LEN, edge.context_len)
+        fit = [each for each in self._asks if len(prompted(each, edge)[1].edge.token_ids) < limit]
         if num_long := len(self._asks) - len(fit):
-            TERMINAL.say(f"left out: {num_long} prompts of {most} tokens or more.")
+            TERMINAL.say(f"left out: {num_long} prompts of {limit} tokens or more.")
         self._asks = fit
 
     def _trained(self, task: dataset.TrainingTask, key: str) -> str:
@@ -180,28 +171,18 @@ class _Run:
         click.echo(f"Agreement on held-out answers: {made.held_out}")
         return made.objection
 
-    def _calibrated(self, task: dataset.TrainingTask) -> str:
-        """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
-        used, name = self._home / ADAPTER, self._home.name
+    def _calibrated(self, task: dataset.TrainingTask) -> None:
+        """Fit the gate to what was trained."""
+        name = self._home.name
         reading = counted(len(task.held_out), "reading what is held out")
         with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
             texts = read_lessons(edge, task.held_out, done)
-            if used.exists() and used.read_bytes() != self._trial.read_bytes():
-                try:
-                    before = base.adapters.choose(str(used), ())
-                    gained = gain_over(before, task.held_out, texts, base.adapters.trained_on(before))
-                    click.echo(f"Agreement on the newest, beside the one in use: {gained or 'it has learned from all'}")
-                    if gained is None or gained.low <= 0:
-                        return "it is not certainly better than the one in use, which stays"
-                except (OptionError, RecordsError) as error:  # damaged, or of another base
-                    TERMINAL.say(f"What {name} has learned before is not compared: {error.line}")
             try:
                 write_calibration(calibrate_lessons(task.held_out, texts, edge, name)[0], cache_dir())
             except PromptError as error:  # the answers are short
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
-        return ""
 
     def _applied(self, task: dataset.TrainingTask) -> str:
         """Use what was trained from now on, and return ""; unless its answers were forgotten meanwhile."""
@@ -226,8 +207,8 @@ def _may_begin(answering: Answering, yes: bool, cloud: CloudChoice) -> bool:
 
 
 def _how_used(name: str, task: dataset.TrainingTask) -> str:
-    compare = f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name},none"
-    by_name = f"Use it with --adapter {name}; in the gateway as skydraft:{name}."
-    if not task.card.beginning_len:
-        return f"These prompts share no beginning, so {name} is used only when you name it. {by_name}\n{compare}"
-    return f"{name} is used from now on where a conversation begins as these prompts do. {by_name}\n{compare}"
+    when = "where a conversation begins as these prompts do" if task.card.beginning_len else "only when you name it"
+    return (
+        f"{name} is used from now on {when}. Use it with --adapter {name}; in the gateway as skydraft:{name}.\n"
+        f"See what it is worth on other prompts: skydraft compare --prompts FILE --adapter {name}"
+    )

@@ -13,7 +13,6 @@ from rich.console import Console
 from skydraft import models
 
 _LINE_EVERY_S = 20.0
-_FEW = 16  # units, which may be under way at a time: after the first of them nothing is known yet
 
 
 class Progress:
@@ -21,14 +20,13 @@ class Progress:
 
     def __init__(self, bars: rich.Progress, quiet_s: float) -> None:
         self._bars, self._quiet_s = bars, quiet_s
-        self._step, self._task, self._began, self._due = "", rich.TaskID(0), 0.0, 0.0
-        self._first = 0  # units that were done when the step began
+        self._step, self._task, self._due = "", rich.TaskID(0), 0.0
 
     def show(self, step: str, done: int, total: int, note: str = "", *, num_a_unit: int = 1, unit: str = "") -> None:
         """`done` of `total` units of a step; a total of 0 is not known. A line says it in larger units."""
         now = time.monotonic()
         if step != self._step:
-            self._step, self._began, self._first, self._due = step, now, done, now + self._quiet_s
+            self._step, self._due = step, now + self._quiet_s
             self._bars.start()  # only now: until then others may use the terminal
             for before in self._bars.tasks:
                 self._bars.update(before.id, visible=before.finished)
@@ -36,14 +34,8 @@ class Progress:
         self._bars.update(self._task, description=f"{step} {note}".strip(), completed=done, total=total or None)
         if self._bars.disable and now >= self._due:
             self._due = now + (_LINE_EVERY_S if total else float("inf"))
-            much = f": {done // num_a_unit} of {total // num_a_unit}{unit}{self._left(done, total, now)}"
+            much = f": {done // num_a_unit} of {total // num_a_unit}{unit}"
             click.echo(f"{step}{much if total else ''}{note and f', {note}'}", err=True)
-
-    def _left(self, done: int, total: int, now: float) -> str:
-        if done <= self._first or done - self._first < min(_FEW, total / 10):
-            return ""
-        left_s = (now - self._began) / (done - self._first) * (total - done)
-        return f", {left_s / 60:.0f} minutes left" if left_s >= 90 else f", {left_s:.0f} s left"
 
 
 @contextmanager

@@ -50,20 +50,20 @@ class Terminal:
 
     @contextmanager
     def state(self, what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-        """Show a state within the block, if stderr is a terminal; yields a function that removes it sooner."""
+        """Show a state within the block, on a terminal; yields a function that removes it sooner."""
         console = Console(stderr=True)
-        if quiet or not sys.stderr.isatty():
+        if quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
             yield lambda: None
             return
 
         def clear() -> None:
             if self._clear is clear:
                 self._clear = lambda: None
-                click.echo("" if console.is_dumb_terminal else "\r\x1b[K", err=True, nl=False)
+                click.echo("\r\x1b[K", err=True, nl=False)
 
         self._clear = clear
         fitted = set_cell_size(one_line(what), console.width - 1).rstrip()  # one line, which can be removed again
-        click.echo(f"{what}\n" if console.is_dumb_terminal else fitted, err=True, nl=False)
+        click.echo(fitted, err=True, nl=False)
         try:
             yield clear
         finally:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from skydraft.cli.caption import TableChoice
+from skydraft.cli.caption import _COLUMNS, TableChoice
 
 from .conftest import Invoke, Refused
 
 CLIP = str(Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-loud-woman.flac")
+HEAD = f"{','.join(_COLUMNS)}\n".encode()
 FORMULAS = ["=1+1", "+1", "-1", "@A1", "\t=1", "\r=1"]
 
 
@@ -66,9 +67,9 @@ def test_a_row_that_was_cut_off_is_made_again(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "content"), [
-    ("a.csv", b"name,age\r\nx,3\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
+    ("a.csv", b"file,text,error\r\nx,3,\r\n"), ("a.csv", b'{"file": "a.wav", "text": "x"}\n'),
     ("a.csv", b"PK\x03\x04\xff\xfe\n\x00"), ("a.jsonl", b"file,text\r\na.wav,x\r\n"),
-    ("a.csv", b'file,text,error\na,b,\nb,"x"y,\nc,d,\n'), ("a.jsonl", b'{"file": [], "text": "x"}\n'),
+    ("a.csv", HEAD + b'a,b\nb,"x"y\nc,d\n'), ("a.jsonl", b'{"file": [], "text": "x"}\n'),
     ("a.jsonl", b"[" * 100_000 + b"\n"),  # a damaged row loses nothing
     ("a.jsonl", b'{"prompt": "x"}\n'), ("a.json", b'{\n"file": 3}\n'), ("a", b"buy milk"),
 ])  # fmt: skip
@@ -77,23 +78,6 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, refused: Refused
     table = ("--out", str(tmp_path / name))
     refused("caption", CLIP, "--edge-model", "not-looked-for", *table, says="something other than captions")
     assert (tmp_path / name).read_bytes() == content
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
-def test_captions_without_the_server_are_counted_and_made_again(tmp_path: Path, capsys: Any, name: str) -> None:
-    """The row of an earlier version does not tell, so it is made again too; an old caption stays until then."""
-    files, row = [Path("-a"), Path("-b"), Path("-c")], '{"file": "-c", "text": "早"}\n'
-    (out := tmp_path / name).write_text("file,text,error\n'-c,早,\n" if name == "a.csv" else row, encoding="utf-8")
-    write(out, *(said(each, each) | {"num_fallback_tokens": tokens} for each, tokens in (("-a", 0), ("-b", 7))))
-    with TableChoice(out).open(files) as table:
-        assert all(map(table.holds, files))
-    assert "1 of 3 captions" in capsys.readouterr().err
-    with TableChoice(out, redo_fallback=True).open(files) as table:
-        assert [*map(table.holds, files)] == [True, False, False]
-        table.write({"file": "-c", "error": "unreadable"})
-        table.write(said("-b", "新") | {"num_fallback_tokens": 0})
-        assert len(read(out)) == 5
-    assert [row["text"].lstrip("'") for row in read(out)] == ["早", "-a", "新"] and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])

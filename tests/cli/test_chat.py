@@ -48,10 +48,10 @@ def answer(messages: list[dict[str, str]], mode: str = "lossless", **params: Any
 
 def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> None:
     saved = tmp_path / "talk.json"
-    talk("语速", "/mode lossless", '"""一', '二"""', f"/save {saved}", options=("-s", "慢"))
+    talk("语速", "/mode lossless", "一二", f"/save {saved}", options=("-s", "慢"))
     said = json.loads(saved.read_text())
     assert [turn["role"] for turn in said] == ["system", "user", "assistant", "user", "assistant"]
-    assert said[0]["content"] == "慢" and said[3]["content"] == "一\n二"
+    assert said[0]["content"] == "慢" and said[3]["content"] == "一二"
     assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
 
 
@@ -59,13 +59,13 @@ def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> N
     saved = tmp_path / "talk.json"
     _, err = talk(
         "语速", "/nope", "/mode best", "/save", "/mode", "/mode auto", "速", "/mode quality", "",
-        "   ", "语" * 5000, '"""/quit now"""', "\udcff", f"/save {saved}", "/clear", "/help",
+        "   ", "语" * 5000, "\udcff", f"/save {saved}", "/clear", "/help",
         "/quit", "never asked",
     )  # fmt: skip
     says = ("no command /nope", "no mode 'best'", "/save needs a", "/mode needs a", "/clear", "no calibration")
     assert all(each in err for each in says), err
     asked = [turn["content"] for turn in json.loads(saved.read_text())][::2]
-    assert asked == ["语速", "/quit now", "\ufffd"]
+    assert asked == ["语速", "\ufffd"]
 
 
 def test_later_turns_are_partly_cached(talk: Talk) -> None:
@@ -101,12 +101,3 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None
     os.write(master, b"/quit\n")
     assert process.wait(30) == 0
     os.close(master)
-
-
-def test_a_cloud_that_is_not_there_is_said_at_the_start(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"/quit\n"), encoding="utf-8"))
-    nowhere = ["--edge-model", "toy:drift=0.2", "--cloud", "localhost:9"]
-    status, _, err = invoke("chat", *nowhere)
-    assert status == 0 and "The cloud at localhost:9 was not reached yet (" in err
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"/quit\n"), encoding="utf-8"))
-    assert "reached" not in invoke("chat", *nowhere, "--mode", "edge", "--audit-share", "0.5")[2]

@@ -1,10 +1,9 @@
-"""`skydraft serve`, `generate --cloud` and `doctor --cloud` as a newcomer runs them: what they print, how they exit."""
+"""`skydraft serve` and `generate --cloud` as a newcomer runs them: what they print, how they exit."""
 
 import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,28 +116,6 @@ def test_a_text_that_waits_for_a_lost_server_says_so(invoke: Invoke) -> None:
     status, _, err = invoke(*lost)
     first, last = err.splitlines()
     assert status == 1 and first.endswith("waiting up to 2.5 s for it.") and "--cloud-timeout" in last
-
-
-def test_the_doctor_looks_at_each_cloud_and_gives_a_verdict(invoke: Invoke, server: Serving) -> None:
-    with serving(open_toy("toy")) as second, serving(open_toy("toy:drift=0.4")) as odd:
-        names = f"{server.address},{second.address}"
-        status, out, err = invoke("doctor", "--cloud", names, *EDGE)
-        assert (status, "skydraft:" in err) == (0, False)
-        assert out.count("gives a token every") == 2 and out.endswith(f"Ready: toy:drift=0.2 drafts, {names} checks.\n")
-        names = f"{server.address},{odd.address},127.0.0.1:9"
-        status, out, _ = invoke("doctor", "--cloud", names, "--cloud-timeout", "0.5", *EDGE)
-    assert status == 1 and out.count("round trip") == 2
-    for part in (server.address, odd.address, "127.0.0.1:9 cannot be used"):
-        assert part in out.replace("\n", " ")
-
-
-def test_the_doctor_says_what_is_wrong_with_a_cloud(invoke: Invoke, guarded: tuple[str, str], foreign: str) -> None:
-    address, token_file = guarded
-    for cloud, says in ((address, "token"), (foreign, "vocabulary"), *((each, "refused") for each in NOBODY)):
-        began = time.monotonic()
-        status, out, _ = invoke("doctor", *EDGE, "--cloud", cloud)
-        assert status == 1 and says in " ".join(out.split()) and time.monotonic() - began < 10
-    assert invoke("doctor", "--cloud", address, "--cloud-token-file", token_file, *EDGE)[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

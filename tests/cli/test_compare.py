@@ -1,17 +1,21 @@
-"""`skydraft compare` on the toy pair: what it writes, how it goes on after an interruption, and what it refuses."""
+"""`skydraft compare` and `report` on the toy pair: what they write and refuse. Figures: tests/evaluation."""
 
 import csv
 import io
 import json
 import re
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skydraft import api
 from skydraft.engines.toy import open_toy
+from skydraft.lab.evaluation.records import read_records
 from skydraft.lab.evaluation.runner import alone_in
+from skydraft.origins import LOOKS
 
 from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
 from ..serving import Serving, serving
@@ -26,14 +30,6 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compared(tmp_path_factory.mktemp("compare"), "--repetitions", "2", modes=MODES)
 
 
-@pytest.fixture
-def again(out: Path, tmp_path: Path) -> Path:
-    """A folder with the same prompts, to which parts of the records may be copied."""
-    write_prompts(tmp_path)
-    (tmp_path / "out").mkdir()
-    return tmp_path
-
-
 def key(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["prompt"], line["mode"], line["repetition"]
 
@@ -42,29 +38,20 @@ def said(line: dict[str, Any]) -> tuple[Any, ...]:
     """What must be the same in every run."""
     names = ("round", "base", "num_draft", "outcome", "num_accepted", "reason", "num_audited", "num_agreed")
     rounds = [[entry["record"][name] for name in names] for entry in line["rounds"]]
-    return key(line), line["token_ids"], line["pieces"], line["origins"], line["finish"], rounds
+    return line["token_ids"], line["pieces"], line["origins"], line["finish"], rounds
 
 
-def table(out: Path, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO((out / f"{name}.csv").read_bytes().decode(), newline="")))
-
-
-def test_figures_are_those_of_the_summary_and_baselines_do_no_extra_work(out: Path) -> None:
-    settings, figures = json.loads((out / "summary.json").read_text())["settings"], table(out, "figures")
-    for rows, of, skip in ((figures, "measures", 0), (table(out, "differences"), "differences", 1)):
-        for row, setting in zip(rows, settings[skip:], strict=True):
-            assert row["mode"] == setting["mode"] and row.get("less", "edge") == "edge"
-            for name, figure in setting[of].items():
-                assert [float(row[name + end]) for end in ("", "_low", "_high")] == [*figure.values()]
-    edge, cloud, *_ = figures
-    assert edge["target_rows_per_token"] == edge["target_ms_per_token"] == "0.0" == cloud["draft_ms_per_token"]
-    assert cloud["target_rows_per_token"] == cloud["target_passes_per_token"] == "1.0"
+def test_baselines_do_no_extra_work_and_each_style_has_a_plane(out: Path) -> None:
+    settings = json.loads((out / "summary.json").read_text())["settings"]
+    edge, cloud, *_ = ({name: of["value"] for name, of in each["measures"].items()} for each in settings)
+    assert edge["target_rows_per_token"] == edge["target_ms_per_token"] == 0 == cloud["draft_ms_per_token"]
+    assert cloud["target_rows_per_token"] == cloud["target_passes_per_token"] == 1
     page = (out / "report.html").read_text(encoding="utf-8")  # agreement under two styles is on two planes
     assert page.count("Agreement against cost, ") == 2 and (out / "plane-zh-short.svg").exists()
 
 
 def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
-    tokens = table(out, "tokens")
+    tokens = list(csv.DictReader(io.StringIO((out / "tokens.csv").read_bytes().decode(), newline="")))
     for line in generations(out):
         rows = [row for row in tokens if key(row | {"repetition": int(row["repetition"])}) == key(line)]
         assert [row["text"] for row in rows] == line["pieces"]
@@ -72,44 +59,49 @@ def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
         found = [sum(row["accepted"] == mark for row in rows) for mark in "10"]
         rejected = sum(each["num_accepted"] < each["num_draft"] for each in judged)
         assert found == [sum(each["num_accepted"] for each in judged), rejected]
-    for row in table(out, "figures"):
-        agrees = [int(token["agrees"]) for token in tokens if token["mode"] == row["mode"]]
-        assert float(row["target_agreement"]) == pytest.approx(sum(agrees) / len(agrees), abs=1e-5)
+    for each in json.loads((out / "summary.json").read_text())["settings"]:
+        agrees = [int(token["agrees"]) for token in tokens if token["mode"] == each["mode"]]
+        assert each["measures"]["target_agreement"]["value"] == pytest.approx(sum(agrees) / len(agrees), abs=1e-5)
 
 
-@pytest.mark.parametrize(("whole_lines", "more_bytes"), [(1, 30), (30, 777), (51, 0), (None, 0)])
-def test_it_is_continued(out: Path, again: Path, invoke: Invoke, whole_lines: int | None, more_bytes: int) -> None:
-    """An interrupted comparison goes on where it stopped, and a finished one computes nothing again."""
-    records, whole = again / "out" / "records.jsonl", (out / "records.jsonl").read_bytes()
-    kept = b"".join(whole.splitlines(keepends=True)[:whole_lines])
-    records.write_bytes(whole[: len(kept) + more_bytes])
-    status, _, err = invoke(*compare_args(again, "--repetitions", "2", modes=MODES))
-    assert status == 0 and records.read_bytes().startswith(kept)  # with the times that were measured then
-    assert list(map(said, generations(again / "out"))) == list(map(said, generations(out)))
-    old, new = ([line for line in read_lines(of) if line["kind"] == "score"] for of in (out, again / "out"))
-    assert sorted(map(str, old)) == sorted(map(str, new))
-    assert ("has 29 generations" in err) == (whole_lines == 30)
-    if whole_lines is None:
-        assert records.read_bytes() == whole
-        for file in out.iterdir():
-            assert (again / "out" / file.name).read_bytes() == file.read_bytes()
+def test_tokens_are_marked_by_origin_and_boxed_where_the_target_disagrees(out: Path) -> None:
+    page = (out / "report.html").read_text(encoding="utf-8")
+    records = read_records(out / "records.jsonl")
+    scores = {(line.prompt, line.style, line.token_ids): line for line in records.scores}
+    lines = {(line.prompt, line.mode): line for line in records.generations if line.repetition == 0}
+    shown = iter(re.findall('<i class="([^"]*)" title="([^"]+)">', page))
+    for prompt, mode in product(records.run.prompts, records.run.modes):
+        line = lines[prompt.id, mode.name]
+        score = scores[line.prompt, mode.style, line.token_ids]
+        for at, (origin, text) in enumerate(zip(line.origins, line.pieces, strict=True)):
+            agrees, (classes, tells) = score.choices[at] == line.token_ids[at], next(shown)
+            assert set(classes) - {" "} == {origin[0], *"x" * (not agrees), *"n" * text.startswith("\n")}
+            assert tells.startswith(f"{origin} · round ") and f"entropy {score.signals[at][0]:.2f} nats" in tells
+            assert tells.endswith("target agrees") == agrees
+    assert next(shown, None) is None
+    for origin, look in LOOKS.items():  # as everywhere
+        assert f"color: light-dark({look.light}, {look.dark}); text-decoration: {look.line};" in page
+        assert f">{origin}</i></dt><dd>{look.meaning}</dd>" in page
 
 
-WRONG = {
-    "--modes edge,turbo": "no mode 'turbo'", "--prompts missing.txt": "missing.txt cannot be read",
-    "--calibration missing.json": "missing.json cannot be read", "--limit 0": "--limit",
-    "--emulate-rtt -1": "--emulate-rtt",
-    **{f"--emulate-rtt 10 {where}": "--emulate-rtt slows the link to one server on this machine"
-       for where in ("", "--cloud a.example", "--cloud localhost:1,localhost:2", "--cloud http://[::1]/")},
-}  # fmt: skip
+def test_records_alone_make_a_page(out: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(api, "load")
+    for library in ("torch", "transformers", "llama_cpp"):
+        monkeypatch.setitem(sys.modules, library, None)
+    (tmp_path / "records.jsonl").write_bytes((out / "records.jsonl").read_bytes())
+    status, stdout, err = invoke("report", str(tmp_path))
+    assert status == 0 and stdout.startswith("mode ") and "\nedge " in stdout and "report.html" in err
+    for file in out.iterdir():
+        assert file.name == ".lock" or (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("args", WRONG)
-def test_wrong_use_is_one_line(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch, args: str) -> None:
-    write_prompts(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    refused(*compare_args(tmp_path, *args.split(), modes="edge"), says=WRONG[args])
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("keep", ["run", "half"])
+def test_an_unfinished_comparison_has_a_page_so_far(out: Path, invoke: Invoke, tmp_path: Path, keep: str) -> None:
+    lines = (out / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text("".join(lines[:1] if keep == "run" else lines[:14]), encoding="utf-8")
+    assert invoke("report", str(tmp_path))[0] == 0
+    settings = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))["settings"]
+    assert [setting["num_prompts"] for setting in settings] == ([] if keep == "run" else [2] * 5)
 
 
 def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Path) -> None:
@@ -132,23 +124,24 @@ def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Pat
     assert "The link is emulated" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_calibrate_then_compare_with_what_it_wrote(again: Path, invoke: Invoke) -> None:
+def test_calibrate_then_compare_with_what_it_wrote(tmp_path: Path, invoke: Invoke) -> None:
     """A calibration in the cache is found, and one by its name; another pair's is refused."""
     mode = "auto;gate=calibrated:0.85;k=12;hand-back=0"
-    args = compare_args(again, modes=f"edge,{mode}", tokens=40)
-    (again / "more.txt").write_text("你好\n早上好", encoding="utf-8")
-    prompts = ("--prompts", str(again / "prompts.jsonl"), "--prompts", str(again / "more.txt"), "--limit", "4")
+    write_prompts(tmp_path)
+    args = compare_args(tmp_path, modes=f"edge,{mode}", tokens=40)
+    (tmp_path / "more.txt").write_text("你好\n早上好", encoding="utf-8")
+    prompts = ("--prompts", str(tmp_path / "prompts.jsonl"), "--prompts", str(tmp_path / "more.txt"), "--limit", "4")
     status, stdout, _ = invoke("calibrate", *prompts, *TOYS, "--max-new-tokens", "48")
-    (made,) = (again / "home" / "calibrations").iterdir()
+    (made,) = (tmp_path / "home" / "calibrations").iterdir()
     assert status == 0 and "toy:drift=0.2 alone agrees with toy on 0." in stdout and str(made) in stdout
     fitted = json.loads(made.read_text())["fitted"]
     assert (fitted["workload"], fitted["num_prompts"]) == ("prompts.jsonl + more.txt", 4 + 2)
-    _, *rows = [line.split() for line in stdout.splitlines() if line.startswith("  ")]
-    assert [row[0] for row in rows] == ["0", "agree:2", "agree:4", "agree:6", "8", "text"]
+    costs = [float(cost) for cost in re.findall(r"^calibrated:0\.\d+ takes (0\.\d+) calls a token", stdout, re.M)]
+    assert len(costs) > 1 and costs == sorted(costs)
     assert invoke(*args)[0] == 0
-    origins = {origin for line in generations(again / "out") if line["mode"] == mode for origin in line["origins"]}
+    origins = {origin for line in generations(tmp_path / "out") if line["mode"] == mode for origin in line["origins"]}
     assert {"skipped", "accepted"} <= origins
-    other = ["--calibration", str(made), "--edge-model", "toy:drift=0.3", "--out", str(again / "other")]
+    other = ["--calibration", str(made), "--edge-model", "toy:drift=0.3", "--out", str(tmp_path / "other")]
     status, _, err = invoke(*args, *other)
     assert status == 2 and "does not fit toy:drift=0.3 and toy" in err.splitlines()[-1]
 
@@ -175,12 +168,12 @@ def test_without_matplotlib_a_line_says_so(tmp_path: Path, invoke: Invoke, monke
     lines = [line for line in err.splitlines() if "plots" in line]
     assert status == 0 and (out / "summary.json").exists()
     assert re.match(r"mode +agreement +right +calls a token +target wrote +tokens/s\nedge +\S+ +1.000 ", table)
-    assert max(map(len, table.splitlines())) <= 120 and re.search(r"\nmode +acceptance .* repeats of 3 ", table)
+    assert max(map(len, table.splitlines())) <= 120
     assert len(lines) == 1 and lines[0].endswith(f"pip install 'skydraft[report]'. Then: skydraft report '{out}'")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<svg" not in page and "against cost" not in page and "Tasks: tasks" in page
     assert invoke("report", str(out)) == (0, table, f"Report: {out / 'report.html'}\n")
-    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 3
+    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 2
 
 
 @pytest.mark.parametrize("kind", ["own", "vllm"])
@@ -197,9 +190,8 @@ def test_a_target_on_a_server_is_compared(kind: str, tmp_path: Path, invoke: Inv
         assert status == 0 and "judged" not in err
         status, _, err = invoke(*there)
         assert status == 0 and "Continuing" in err
-        wrong = {"--local-only": "choose one"}
-        for args, says in wrong.items() | ({("--modes lossless;k=5", ": A server")} if kind == "vllm" else set()):
-            refused(*there[:-1], str(tmp_path / "refused"), *args.split(), says=says)
+        if kind == "vllm":
+            refused(*there[:-1], str(tmp_path / "refused"), "--modes", "lossless;k=5", says=": A server")
             assert not [*(tmp_path / "refused").glob("[!.]*")]
     run = read_lines(tmp_path / "out")[0]
     assert run["target"]["name"].endswith(f" at {address}")
@@ -212,4 +204,3 @@ def test_a_target_on_a_server_is_compared(kind: str, tmp_path: Path, invoke: Inv
             assert line["token_ids"] == known[name]["token_ids"]
             spent = sum(entry["record"]["link"]["bytes_up"] for entry in line["rounds"])
             assert (spent > 0) == (line["mode"] == "cloud")
-    assert (tmp_path / "out" / "entropies.svg").exists()  # of checked drafts

@@ -1,6 +1,7 @@
 """`skydraft generate` on the toy pair: what it prints, where, and with which exit status."""
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -53,19 +54,22 @@ def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
     assert rounds[0]["draft"]["prefill_ms"] > 0
 
 
+def test_what_cannot_be_traced_is_one_line_and_wrong_use_leaves_an_old_trace_alone(
+    refused: Refused, tmp_path: Path
+) -> None:
+    refused("generate", "你好", *TOYS, "--json", "--trace", "/dev/full", says="No space left on device", status=1)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("precious")
+    refused("generate", "你好", *TOYS, "--gate", "nope", "--trace", str(trace), says="nope")
+    assert trace.read_text() == "precious"
+
+
 def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
     monkeypatch.setattr(ModelChoice, "load", lambda *_: next(toys))
     refused("generate", "今天", *TOYS, says="vocabulary")
     monkeypatch.setattr(ModelChoice, "load", lambda *_: random_toy(character_vocab("abcdef")))
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
-
-
-def test_a_full_disk_ends_the_trace_and_not_the_answer(invoke: Invoke) -> None:
-    args = ["generate", "你好", *TOYS, "--json", "--mode", "quality", "--max-new-tokens", "20"]
-    status, out, err = invoke(*args, "--trace", "/dev/full")
-    assert (status, json.loads(out)["text"]) == (1, json.loads(invoke(*args)[1])["text"])
-    assert err.splitlines() == ["skydraft: the trace ends here: /dev/full cannot be written: No space left on device."]
 
 
 def test_the_audit_of_an_answer_is_in_its_json(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +108,22 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert b"Traceback" not in done.stderr
 
 
+def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is_and_the_pattern(invoke: Invoke, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    file, toys = tmp_path / "schema.json", ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy", "--quiet")
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    file.write_text(json.dumps(schema))
+    for given in (str(file), json.dumps(schema), " " + json.dumps(schema)):
+        status, out, err = invoke("generate", "你好", *toys, "-n", "300", "--json-schema", given)
+        assert status == 0 and isinstance(json.loads(out)["ok"], bool), err
+    for flags in (["--regex", "2[0-9]{3}"], ["--grammar", 'lark:start: "2" /[0-9]{3}/']):
+        status, out, err = invoke("generate", "你好", *toys, *flags)
+        assert status == 0 and re.fullmatch("2[0-9]{3}\n", out), err
+
+
 def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelChoice, "load", lambda *_: follower("[/b]\t:x", character_vocab("[/b]\t:x")))
     args = ["generate", "x", *TOYS, "--mode", "edge", "--max-new-tokens", "14", "--quiet"]
     assert invoke(*args)[1] == "[/b]\t:x" * 2 + "\n"
     colored = invoke(*args, "--color", "always")[1]
     assert "\t" in colored and "[" in colored
-
-
-def test_wrong_use_leaves_an_old_trace_alone(invoke: Invoke, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("precious")
-    assert invoke("generate", "你好", *TOYS, "--gate", "nope", "--trace", str(trace))[0] == 2
-    assert trace.read_text() == "precious"

@@ -34,11 +34,11 @@ def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> Non
     with (folder / "lessons.jsonl").open("a") as file:
         file.write("poison\n")
     _, out, _ = invoke("learn", "status", str(folder))
-    says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more answers are needed", "1 lines are cut, damaged")
+    says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more are needed", "1 lines are cut, damaged")
     assert all(each in out for each in says), out
     assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
-    assert "1 file deleted" in invoke("learn", "forget", str(folder))[1]
-    assert "No answers yet" in invoke("learn", "status", str(folder))[1]
+    assert "1 files deleted" in invoke("learn", "forget", str(folder))[1]
+    assert "0.0 MB in 0 files" in invoke("learn", "status", str(folder))[1]
 
 
 def test_where_nothing_is_checked_nothing_can_be_learned(invoke: Invoke, tmp_path: Path) -> None:

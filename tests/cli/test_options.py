@@ -1,6 +1,5 @@
 """Options become one frozen value in sections; what was given goes before variables and defaults."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -8,9 +7,7 @@ import pytest
 
 from skydraft.cli.gateway import gateway
 from skydraft.cli.generate import generate
-from skydraft.cli.main import run
 from skydraft.cli.options.decoding import DecodingChoice, decoding_section
-from skydraft.cli.options.pair import ModelChoice
 from skydraft.cli.options.sections import Command
 from skydraft.cli.serve import serve
 from skydraft.config import DecodingParams, decoding_params
@@ -33,26 +30,16 @@ def test_given_options_win_over_a_style(args: list[str], wanted: dict[str, Any],
     assert found[0].params(**wanted) == expected
 
 
-def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    found: dict[str, Any] = {}
-
-    def serving(load: Callable[[], object], options: Any, started: object, **_: object) -> None:
-        load()
-        found.update(options=options)
-
-    monkeypatch.setattr("skydraft.cloud.server.serve", serving)
-    monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
-    monkeypatch.setattr(ModelChoice, "load", lambda self, name: found.update(model=name, engine=self.options))
+def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9", "LOG_PROMPTS": "true"}
     for name, value in given.items():
         monkeypatch.setenv(f"SKYDRAFT_SERVE_{name}", value)
-    assert run(["serve", "--max-sessions", "5"]) == 0
-    options = found["options"]
-    assert (options.port, options.log_prompts) == (7001, True)
-    assert (options.limits.max_sessions, options.limits.session_ttl_s) == (5, 9)
-    assert found["model"] == "toy" and found["engine"].max_sequences == 5
+    found = serve.make_context("serve", ["--max-sessions", "5"]).params
+    names = ("cloud_model", "port", "max_sessions", "session_ttl_s", "log_prompts")
+    assert [found[name] for name in names] == ["toy", 7001, 5, 9, True]
     monkeypatch.setenv("SKYDRAFT_SERVE_MAX_QUEUE", "many")
-    assert run(["serve"]) == 2 and "many" in capsys.readouterr().err
+    with pytest.raises(click.BadParameter, match="many"):
+        serve.make_context("serve", [])
 
 
 @pytest.mark.parametrize("command", [serve, gateway])

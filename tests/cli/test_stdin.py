@@ -50,7 +50,7 @@ def test_a_file_is_read_like_a_pipe_and_one_without_text_changes_nothing(said: S
     assert said("情绪", piped="") == said("情绪", piped=" \n\n") == said("-", piped="情绪") == said("情绪")
 
 
-@pytest.mark.parametrize("odd", ["<&-", "</dev/zero", "0>/dev/null"])
+@pytest.mark.parametrize("odd", ["<&-", "0>/dev/null"])
 def test_closed_and_odd_stdin_change_nothing(said: Said, odd: str) -> None:
     shell = ["bash", "-c", f'exec "$@" {odd}', "-", command(), *GENERATE, "-q", "情绪"]
     assert subprocess.run(shell, capture_output=True, text=True, timeout=60, check=True).stdout == said("情绪")

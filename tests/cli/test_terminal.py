@@ -105,8 +105,7 @@ GENERATE = ["generate", "你好", *TOYS, "-n", "8", "--color", "never"]
 def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: list[str], states: list[str]) -> None:
     _, screen = on_screen(tmp_path, *args)
     assert all(f"{state}\r\x1b[K" in screen for state in states)
-    _, plain = on_screen(tmp_path, *args, TERM="dumb")
-    assert all(f"{state}\n" in plain for state in states) and "\x1b" not in plain
+    assert not any(state in on_screen(tmp_path, *args, TERM="dumb")[1] for state in states)
 
 
 def test_nothing_is_shown_to_whoever_wants_quiet_or_has_no_terminal(tmp_path: Path, invoke: Invoke) -> None:

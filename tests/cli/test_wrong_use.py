@@ -12,6 +12,7 @@ CLIP = Path(__file__).parents[2] / "data" / "speech_zh_heldout" / "demo-fast-lou
 TOYS = "--edge-model toy:drift=0.4 --cloud-model toy"
 EDGE = "--edge-model toy:drift=0.2"
 GENERATE, OVER, CAPTION = f"generate 你好 {TOYS}", f"generate 你好 {EDGE} --cloud localhost:1", f"caption {CLIP}"
+COMPARE = f"compare --prompts {CLIP.parents[1] / 'prompts_zh_dev.jsonl'} --edge-model toy --modes edge"
 
 WRONG = {
     "generates": "No such command",
@@ -62,7 +63,6 @@ WRONG = {
     "caption": "FILES",
     f"{CAPTION} --cloud localhost:1": "--share-audio features, or use --mode edge",
     f"{CAPTION} --system ''": "system message is empty",
-    f"{CAPTION} --redo-fallback": "--out",
     f"{CAPTION} -m edge --edge-model toy --out /dev/null/x.csv": "/dev/null/x.csv",
     f"{CAPTION} --edge-model not-looked-for --out a.csv.gz": ".csv or .jsonl",
     # models by name
@@ -88,14 +88,36 @@ WRONG = {
     f"gateway {TOYS} --tls-cert nowhere": "belong together",
     f"gateway {TOYS} --api-key-file /nowhere": "cannot be read",
     f"gateway {TOYS} --temperature -1": "--temperature",
+    # comparisons
     "compare": "--prompts",
+    f"{COMPARE} --modes edge,turbo": "no mode 'turbo'",
+    f"compare --prompts missing.txt {TOYS}": "missing.txt cannot be read",
+    f"{COMPARE} --calibration missing.json": "missing.json cannot be read",
+    f"{COMPARE} --limit 0": "--limit",
+    f"{COMPARE} --emulate-rtt -1": "--emulate-rtt",
+    **{f"{COMPARE} --emulate-rtt 10 {where}": "--emulate-rtt slows the link to one server on this machine"
+       for where in ("", "--cloud a.example", "--cloud localhost:1,localhost:2", "--cloud http://[::1]/")},
     "report nowhere": "nowhere/records.jsonl cannot be read",
-}
+    # grammars
+    f"{GENERATE} --regex (a": "unclosed",
+    f"{GENERATE} --json-schema nosuch.json": "cannot be read",
+    f"{GENERATE} --json-schema '{{\"type\": '": "not JSON",
+    f"{GENERATE} --grammar [0-9]+": "begins with its kind",
+    f"{GENERATE} --regex a --grammar regex:b": "beside another",
+    f"{GENERATE} --regex a --style zh-short": "--sentences",
+    f"{GENERATE} --regex {'a' * 70_000}": "65536",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WRONG, ids=lambda words: words[:60])
-def test_wrong_use_is_one_clear_line(refused: Refused, words: str) -> None:
+def test_wrong_use_is_one_clear_line_and_makes_nothing(
+    refused: Refused, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "--regex" in words or "--grammar" in words:
+        pytest.importorskip("llguidance")
+    monkeypatch.chdir(tmp_path)
     refused(*shlex.split(words), says=WRONG[words])
+    assert not [path for path in tmp_path.iterdir() if path.name != "home"]
 
 
 def test_a_failure_has_exit_status_1(refused: Refused) -> None:

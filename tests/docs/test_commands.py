@@ -54,7 +54,7 @@ NOT_RUN_BLOCKS = {
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
     "pip install 'skydraft[tasks,grammar]'": "installed by make tasks",
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
-    "skydraft compare --prompts others.txt --adapter reviews,none": "tests/learning",
+    "skydraft compare --prompts others.txt --adapter reviews": "tests/learning",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
     "# /etc/systemd/system/skydraft-learn.service": "two files of a system: tests/learning",
 }

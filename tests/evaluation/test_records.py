@@ -100,16 +100,13 @@ BROKEN: dict[str, tuple[str, str]] = {
     "another schema": (nested(RUN, "schema", 2), "schema: "),
     "unknown kind": (broken(nested(GENERATION, "kind", "opinion")), "Line 2"),
     "unknown origin": (broken(nested(GENERATION, "origins", ["edge", "edge", "sky"])), "origins.2"),
-    "unknown prompt": (broken(nested(GENERATION, "prompt", "z")), "a prompt z"),
-    "unknown mode": (broken(nested(GENERATION, "mode", "turbo")), "a mode turbo"),
-    "an emulated link of an earlier version": (broken(nested(GENERATION, "link_ms", 60.0)), "link_ms: "),
+    "unknown prompt": (broken(nested(GENERATION, "prompt", "z")), "a line for a prompt or a mode"),
+    "unknown mode": (broken(nested(GENERATION, "mode", "turbo")), "a line for a prompt or a mode"),
+    "a generation twice": (broken(lines.text_of(GENERATION)), "twice"),
     "fewer origins than tokens": (broken(nested(GENERATION, "origins", ["edge"])), "lists differ in length"),
     **{f"a score with fewer {name} than tokens": (broken(nested(SCORE, name, of[:1])), "lists differ in length")
        for name, of in SCORE if name in ("choices", "nll", "signals", "drafted", "choice_pieces")},
     "rounds of fewer tokens": (broken(nested(GENERATION, "rounds.0.record.num_committed", 2)), "lists differ"),
-    "a round that commits nothing": (
-        broken(nested(GENERATION, "rounds.0.record.num_committed", 0)), "a round commits at least one token"
-    ),
     "a time that is no number": (broken(nested(GENERATION, "rounds.0.record.wall_ms", math.nan)), "wall_ms"),
     "a style that names a file elsewhere": (nested(RUN, "modes.0.style", "../../out"), "no style"),
     "a gate that is not registered": (nested(RUN, "modes.0.plan.gate.kind", "mine"), "no gate 'mine'"),

@@ -69,7 +69,6 @@ def test_differences_are_to_the_first_mode_and_paired_and_names_are_escaped(tmp_
     first, other = write_report(Findings(Records(run=run, generations=tuple(made), scores=())), tmp_path).settings
     assert first.differences == {} and first.measures["punctuation_density"].low < 3 / 7
     assert other.differences["punctuation_density"] == Figure(value=0, low=0, high=0)
-    assert dict(other.over_texts["punctuation_density"]) == {"median": 0.41667, "most": 0.5}
     assert r"| a&#124;b_50%\c |" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
@@ -90,7 +89,7 @@ def test_every_figure_of_a_text_is_what_its_rounds_say() -> None:
     expected = {
         "target_agreement": 5 / 6, "target_nll": 0.5, "same_as_cloud": 0, "cloud_calls_per_token": 1 / 6,
         "target_written_per_token": 2 / 6, "target_passes_per_token": 2 / 6, "target_rows_per_token": 5 / 6,
-        "acceptance_rate": 2 / 3, "blocks_sent": 1, "mean_acceptance_length": 3, "audited_agreement": 1 / 2,
+        "acceptance_rate": 2 / 3, "blocks_sent": 1, "mean_acceptance_length": 3,
         "tokens_per_s": 300, "ttft_ms": 12, "itl_ms": 18 / 4, "draft_ms_per_token": 1, "target_ms_per_token": 9 / 6,
         "overhead_ms_per_round": (1 + 1 + 3) / 3, "bytes_per_token": 50 / 6,
     }  # fmt: skip

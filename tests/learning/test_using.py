@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-import skydraft
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
 from skydraft.gating.calibration import read_calibration
 from skydraft.lab.evaluation.records import read_records
 from skydraft.lab.learning.calibrating import calibrate_lessons
 from skydraft.lab.learning.lessons import Store
-from skydraft.lab.learning.training import Training, TrainSettings
+from skydraft.lab.learning.training import TrainSettings
 from skydraft.models.adapters import folder_of, keep
-from skydraft.prompts.messages import asked as about
-from skydraft.prompts.pair import read_prompt
 
 from ..cli.conftest import Invoke, invoke  # noqa: F401
 from ..engines.adapters import change
@@ -122,15 +119,10 @@ def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monke
     assert bare("models", "list")[1].count("learned: one") == 1
 
 
-def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, began = Store(shutil.copytree(taught, tmp_path / "taught")), list[int]()
-    step, calibrate = Training._step, calibrate_lessons
-
-    def count(self: Any, *given: Any) -> None:
-        began.append(len(began))
-        if len(began) == 5:
-            raise KeyboardInterrupt
-        step(self, *given)
+def test_what_was_forgotten_meanwhile_is_not_used(
+    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, calibrate = Store(shutil.copytree(taught, tmp_path / "taught")), calibrate_lessons
 
     def forget(*given: Any) -> Any:
         lessons = list(store.lessons(Counter()))
@@ -138,48 +130,33 @@ def test_a_run_goes_on_and_forgets(call: Invoke, taught: Path, tmp_path: Path, m
         store.add(lessons[-2])  # somebody asked the newest one again
         return calibrate(*given)
 
-    monkeypatch.setattr("skydraft.lab.learning.training.Training._step", count)
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
-    learned = ("learn", "run", "one", "--from", str(store.folder), "-y")
-    assert call(*learned)[0] == 130 and len(began) == 5
-    status, said, _ = call(*learned)
-    assert len(began) > 5 and status == 1 and "forgotten meanwhile" in said, said
+    status, said, _ = call("learn", "run", "one", "--from", str(store.folder), "-y")
+    assert status == 1 and "forgotten meanwhile" in said, said
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in use is known again and replaced only by what is better on the newest."""
-
+def test_what_is_in_use_is_known_again_and_what_gains_nothing_leaves_it(
+    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def learned(**changes: float) -> tuple[int, str, str]:
         train_by(monkeypatch, **changes)
         return call("learn", "run", "one", "--from", str(taught), "-y")
 
-    def in_use() -> bytes:
-        return next(tmp_path.glob("home/adapters/*/one/adapter.gguf")).read_bytes()
-
     assert learned()[0] == 0
-    good = in_use()
+    (used,) = tmp_path.glob("home/adapters/*/one/adapter.gguf")
+    good = used.read_bytes()
     assert learned()[1].startswith("Nothing is new since the last run, which is in use")
-    next(tmp_path.glob("home/adapters/*/one/adapter.gguf")).unlink()
-    assert learned()[0] == 0 and in_use() == good  # one that is gone is not said to be in use
-    status, said, _ = learned(epochs=1, rate=0.01)  # better than none, and worse than this
-    assert status == 0 and "Not kept: it is not certainly better than the one in use" in said and in_use() == good
-    status, said, _ = learned(epochs=1, rate=0.01)
-    assert status == 0 and said.startswith("Nothing is new since the last run, which kept nothing") and len(said) < 200
-
-    # of another base, or damaged: not compared, and kept as one before
-    home = next(tmp_path.glob("home/adapters/*/one"))
-    home.joinpath("adapter.gguf").write_bytes(b"GGUF noise")
-    status, said, err = learned(rank=16)
-    assert status == 0 and "has learned before is not compared" in err and "beside the one" not in said
-    assert b"GGUF noise" in [path.read_bytes() for path in home.glob("before-*.gguf")] and in_use() != good
-
-    weak = in_use()
-    revised = read_adapter(home / "adapter.gguf")
-    pairs = {name: (low, high * 0.01) for name, (low, high) in revised.pairs.items()}  # as good as none
-    write_adapter(home / "adapter.gguf", replace(revised, pairs=pairs))
-    status, said, err = learned()
-    assert status == 0 and "beside the one in use" in said and "Not kept" not in said and in_use() == good != weak
+    used.unlink()
+    assert learned()[0] == 0 and used.read_bytes() == good  # one that is gone is not said to be in use
+    for says in (
+        "Not kept: on the held-out answers the gain is not certain",
+        "Nothing is new since the last run, which k",
+    ):
+        status, said, _ = learned(epochs=1, rate=1e-9)
+        assert status == 0 and says in said and used.read_bytes() == good
+    assert learned(rank=16)[0] == 0 and used.read_bytes() != good
+    assert good in [path.read_bytes() for path in used.parent.glob("before-*.gguf")]
 
 
 def test_one_name_is_learned_by_one_process_at_a_time(call: Invoke, taught: Path, tmp_path: Path) -> None:
@@ -194,7 +171,7 @@ def test_one_name_is_learned_by_one_process_at_a_time(call: Invoke, taught: Path
 
 def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one line."""
-    (tmp_path / "few.txt").write_text("one\ntwo\n" * 24)
+    (tmp_path / "few.txt").write_text("one\ntwo\n")
     (tmp_path / "half.jsonl").write_text(r'{"prompt": "\ud83d"}')
     mixed = {"mixed": [{}, {"check": {"kind": "regex", "pattern": "a"}}], "spoken": [{"audio": "a.wav"}]}
     for name, lines in mixed.items():
@@ -205,7 +182,7 @@ def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monk
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
-        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 different prompts, and 24 are needed"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, and 24 are needed"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "half.jsonl")), "it has half of a character"),
@@ -216,9 +193,6 @@ def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monk
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]
         assert status == 2 and says in lines[-1], (args, err)
-    with monkeypatch.context() as patch:
-        patch.setattr("skydraft.lab.learning.dataset.MAX_LEN", 8)
-        assert "0 of the prompts have fewer than 8 tokens, and 24 are needed" in call("learn", "run", "a", *given)[2]
     monkeypatch.setitem(sys.modules, "peft", None)
     status, _, err = call("learn", "run", "a", *given, "-y")
     assert status == 1 and "needs peft, which is not installed" in err and "skydraft[learn]" in err
@@ -243,44 +217,11 @@ def test_it_measures_with_the_adapter(call: Invoke, pair: Any, pair_folders: tup
     alone = {line.token_ids for line in records.generations if line.mode == "edge"}
     assert all(line.drafted == line.token_ids for line in records.scores if line.token_ids in alone)
 
-    # several, each in a folder of its own
-    both = ("--prompts", str(asked), "-n", "8", "--modes", "edge,cloud", "--out", str(tmp_path / "both"))
-    assert "has no adapter 'two'" in call("compare", *both, "--adapter", "one,two")[2]
-    status, said, err = call("compare", *both, "--adapter", "one,none")
-    heads = [line.split()[0] for line in said.split("--adapter ", 1)[1].splitlines() if line]
-    tables = ["mode", "edge", "cloud"] * 2  # costs, and how the texts read
-    assert status == 0 and heads == ["one", *tables, "--adapter", *tables], said + err
-    of = {name: read_records(tmp_path / "both" / name / "records.jsonl") for name in ("one", "none")}
-    assert [of[name].run.draft.fingerprint for name in of] == [made.fingerprint, base]
-    by_mode = [{line.mode: line.token_ids for line in records.generations} for records in of.values()]
-    assert by_mode[0]["cloud"] == by_mode[1]["cloud"] and by_mode[0]["edge"] != by_mode[1]["edge"]
-
-    # by itself: that of all prompts, or none of several
-    begun = read_prompt(pair[0], about(prompts(1)[0])).edge.token_ids[:-1]
-    card = made.card.model_copy(update={"beginning_len": len(begun), "beginning": digest(begun)})
-    write_adapter(tmp_path / "made.gguf", replace(made, card=card))
-    keep((tmp_path / "made.gguf").read_bytes(), "one", str(pair_folders[1]), home)
-    by_itself = ("compare", "--prompts", str(asked), "-n", "8", "--modes", "edge", "--no-scores", "--out")
-    assert "drafted with different adapters" in call(*by_itself, str(tmp_path / "mixed"))[2]
-    first = (*by_itself, str(tmp_path / "one"), "--limit", "1")
-    assert call(*first)[0] == 0
-    assert read_records(tmp_path / "one" / "records.jsonl").run.draft.fingerprint == made.fingerprint
-    assert "not the same draft model" in call(*first, "--adapter", "none")[2]
-
-
-def test_in_python(pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: Any) -> None:
-    """A text has the adapter that it names."""
-    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
-    draft = str(pair_folders[1])
-    for seed, name in enumerate(("one", "two"), 1):
-        made = change(pair[0].fingerprint, {"model.layers.1.self_attn.q_proj": (32, 32)}, seed)
-        write_adapter(tmp_path / "made.gguf", made)
-        keep((tmp_path / "made.gguf").read_bytes(), name, draft, tmp_path)
-    plan = skydraft.make_plan("edge")
-    with skydraft.load(draft) as bare, skydraft.load(draft, adapter="one") as one:
-        turns = [bare, one, *(bare.adapters.choose(name, ()) for name in ("one", "two", "none", "one"))]
-        texts = [skydraft.generate("今天天气", edge=each, plan=plan).run().token_ids for each in turns]
-    assert texts[1] == texts[2] == texts[5] and texts[0] == texts[4] and len(set(texts)) == 3
+    # Without a name it is the model as it is.
+    bare = ("compare", "--prompts", str(asked), "-n", "24", "--modes", "edge", "--out")
+    assert call(*bare, str(tmp_path / "bare"))[0] == 0
+    assert read_records(tmp_path / "bare" / "records.jsonl").run.draft.fingerprint == base
+    assert "has no adapter 'two'" in call(*bare, str(tmp_path / "two"), "--adapter", "two")[2]
 
 
 def test_forget(call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> None:

@@ -37,4 +37,4 @@ def test_a_command_works(command: list[str], tmp_path: Path, monkeypatch: pytest
         assert run([*here, "--edge-model", "toy:drift=0.2"]) == 0
     out, err = capsys.readouterr()
     assert out and "Traceback" not in err and "secret" not in out + err
-    assert server.model.num_written
+    assert server.model.num_written or command[0] == "doctor"

@@ -39,14 +39,6 @@ def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
     return text
 
 
-def _as_biases(context: click.Context, param: click.Parameter, value: Any) -> tuple[tuple[int, float], ...]:
-    """The (token id, bias) pairs of texts such as 42:-1.5."""
-    try:
-        return tuple((int(token_id), float(bias)) for token_id, _, bias in (text.partition(":") for text in value))
-    except ValueError as error:
-        raise click.BadParameter("write a token id, a colon and a number, for example 42:-1.5.") from error
-
-
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
     """A style, or "none", and the given fields of DecodingParams. Raises OptionError for invalid ones."""
@@ -89,8 +81,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     """The option of a field of DecodingParams. Its default is None, so that a style can set the field."""
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
     if isinstance(known.default, tuple):
-        callback = _as_biases if known.name == "logit_bias" else as_text
-        return option(flag, about.metavar, about.help, multiple=True, callback=callback)
+        return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
     if isinstance(known.default, str):
         return option(flag, about.metavar, about.help, callback=as_text)
     if isinstance(known.default, bool):
@@ -101,9 +92,9 @@ def _decoding_option(known: Field[Any]) -> click.Option:
 
 
 _RARELY = (  # given
-    "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty", "logit_bias",
+    "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
-    "think_budget", "execution", "penalty_window", "breaks_loops",
+    "think_budget", "execution", "penalty_window",
 )  # fmt: skip
 decoding_section = section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
@@ -119,13 +110,10 @@ decoding_section = section("decoding", "Decoding", _decoding, [
 class GateChoice:
     plan: Plan
     execution: Execution | None
-    breaks_loops: bool
 
 
-def _gate(
-    execution: Execution | None, breaks_loops: bool, mode: str | None, gate: str | None, **plan: Any
-) -> GateChoice:
-    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution, breaks_loops)
+def _gate(execution: Execution | None, mode: str | None, gate: str | None, **plan: Any) -> GateChoice:
+    return GateChoice(make_plan(mode or (None if gate else DEFAULT_MODE), gate, **plan), execution)
 
 
 gate_section = section("gate", "Gate", _gate, [
@@ -144,8 +132,6 @@ gate_section = section("gate", "Gate", _gate, [
            "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
     option("--execution", None, "exact: the bits of one token at a time. throughput: a block in one forward, near ties "
            "may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
-    option("--break-loops/--no-break-loops breaks_loops", None, "Leave a cycle that the small model has written twice "
-           "where nobody checks it: a draw from its best five tokens, by the seed (default: on).", default=True),
 ], _RARELY)  # fmt: skip
 
 

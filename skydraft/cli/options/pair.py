@@ -192,17 +192,15 @@ def _content(context: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _token(context: click.Context, param: click.Parameter, path: Path | None) -> str | None:
-    """The token in a file, alone on a line or after its label, as in the server's file."""
+    """The token in a file, alone or after its label, as a line of the server's file."""
     content = _content(context, param, path)
     if path is None or content is None:
         return None
     warn_if_shared(path)
-    fields = [line.partition("#")[0].split() for line in content.decode(errors="replace").splitlines()]
-    tokens = [field[-1] for field in fields if field]
-    if len(tokens) != 1 or not tokens[0].isascii():
-        hint = "Copy one line of the server's file."
-        raise OptionError(f"{path} holds {len(tokens)} tokens; it must hold one.", hint=hint)
-    return tokens[0]
+    *label, token = content.decode(errors="replace").split() or [""]
+    if len(label) > 1 or not token or not token.isascii():
+        raise OptionError(f"{path} must hold one token.", hint="Copy one line of the server's file.")
+    return token
 
 
 _SERVER = [

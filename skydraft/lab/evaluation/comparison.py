@@ -99,10 +99,8 @@ def compare(
 ) -> Path:
     """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
     show to the user. Raises UsageError before anything is run."""
-    # Records, scores and a calibration are of one draft model.
-    stage = _Stage(request, pair, None)
-    asks = (stage.request_of(prompt, request.modes[0]) for prompt in request.workload.prompts)
-    pair, target = replace(pair, edge=drafting(pair.edge, asks)), pair.target
+    # Records, scores and a calibration are of one draft model, so "auto" is the model as it is.
+    pair, target = replace(pair, edge=pair.edge.adapters.choose(None, ())), pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
     if run.isolation:
@@ -121,18 +119,6 @@ def compare(
         todo = comparison.unscored()
         comparison.append(stage.scores(todo), counted(len(todo), "texts judged", 0))
     return comparison.path
-
-
-def drafting(edge: Engine, asks: Iterable[GenerateRequest]) -> Engine:
-    """The draft model with the one adapter of all these requests. Raises OptionError if they have several."""
-    adapters = edge.adapters
-    if adapters.default != "auto" or not adapters.names:
-        return adapters.choose(None, ())
-    chosen = {adapters.choose(None, prompted(each, edge)[1].edge.token_ids) for each in asks}
-    if len(chosen) > 1:
-        says = "These prompts are drafted with different adapters, and what is measured here has one draft model."
-        raise OptionError(says, hint="Give --adapter NAME, or --adapter none.")
-    return chosen.pop()
 
 
 def _calibration(request: ComparisonRequest, pair: LoadedPair, target: ModelEntry) -> Calibration | None:
@@ -174,7 +160,7 @@ class _Stage:
         audio = request.recordings[prompt.audio] if prompt.audio else None
         return replace(
             request_of(prompt, mode, audio=audio), think=request.think, share_audio=request.share_audio,
-            adapter="none",  # `drafting` has chosen
+            adapter="none",  # than the chosen one
             execution=None if self._pair.server else request.execution,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip

@@ -139,9 +139,6 @@ MEASURES = (
     Measure("mean_acceptance_length", "tokens a checked round", "",
             "tokens committed per checked round, the recovered or bonus token included",
             _share(lambda r: r.num_committed, lambda r: 1)),
-    Measure("audited_agreement", "audited agreement", "",
-            "skipped tokens that the target would have written / those that it read later", _share(
-                lambda r: r.num_agreed, lambda r: r.num_audited, verified=False)),
     Measure("tokens_per_s", "speed", "tokens/s", "generated tokens / wall time, prefill of both sides included",
             lambda case: (1e3 * case.num_tokens, case.generation.wall_ms), 2),
     Measure("ttft_ms", "time to first token", "ms",

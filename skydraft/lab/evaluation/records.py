@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
@@ -25,7 +24,6 @@ from skydraft.lab.tasks.checks import Task
 from skydraft.prompts.thinking import Think
 from skydraft.types import EndedBy, FinishReason, Origin, Round, Signals, StepRecord
 
-_OLD_PLAN = ("block_prob", "goes_on")  # what plans of earlier versions had
 _NAME_IT = "Name the folder of a comparison."
 
 
@@ -70,9 +68,6 @@ class RunLine(Stored):
     workload: str
     workload_sha256: str
     emulated_rtt_ms: float | None = None
-    # Earlier versions could run over several links at once.
-    links: tuple[None, ...] = Field(default=(None,), exclude=True)
-    link_prompts: int = Field(default=0, exclude=True)
     think: Think = "auto"
     share_audio: str | None = None
     calibration: str | None = None
@@ -81,16 +76,10 @@ class RunLine(Stored):
     prompts: tuple[PromptEntry, ...]
 
 
-def _checked(record: StepRecord) -> StepRecord:
-    if record.num_committed < 1:
-        raise ValueError("a round commits at least one token")
-    return record
-
-
 class RoundEntry(Stored):
     """`signals` of a drafted token are entropy, margin and top probability."""
 
-    record: Annotated[StepRecord, AfterValidator(_checked)]
+    record: StepRecord
     ended_by: EndedBy
     draft_ids: tuple[int, ...]
     signals: tuple[tuple[float, float, float], ...]
@@ -103,7 +92,6 @@ class GenerationLine(Stored):
     prompt: str
     mode: str
     repetition: int
-    link_ms: None = Field(default=None, exclude=True)  # as above
     finish: FinishReason
     num_prompt_tokens: int
     wall_ms: float = Field(gt=0)
@@ -223,12 +211,8 @@ def _parse(path: Path) -> Iterator[AnyLine]:
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
     what = f"Line {number} of {path} is not a valid record"
     with telling(RecordsError, what, "Restore the file, or run the comparison again."):
-        content = from_json(line)
-        with suppress(AttributeError, KeyError, TypeError):  # validation names what is wrong
-            for mode in content.get("modes", ()):
-                mode["plan"] = {name: value for name, value in mode["plan"].items() if name not in _OLD_PLAN}
         try:
-            return _ADAPTER.validate_python(content)
+            return _ADAPTER.validate_python(from_json(line))
         except OptionError as error:  # of an invalid plan, or of invalid parameters
             hint = "Register it before you read the records." if "no gate" in error.message else ""
             raise RecordsError(f"{what}: {error.message}", hint=hint) from error
@@ -238,11 +222,8 @@ def _check_references(path: Path, records: Records) -> None:
     prompts, modes = {prompt.id for prompt in records.run.prompts}, {mode.name for mode in records.run.modes}
     lines: Iterable[GenerationLine | ScoreLine | VerdictLine]
     lines = (*records.generations, *records.scores, *records.verdicts)
-    for line in lines:
-        if line.prompt not in prompts:
-            raise RecordsError(f"{path} has a {line.kind} for a prompt {line.prompt}, which it does not hold.")
-        if isinstance(line, GenerationLine) and line.mode not in modes:
-            raise RecordsError(f"{path} has a generation in a mode {line.mode}, which was not run.")
+    if any(line.prompt not in prompts for line in lines) or any(line.mode not in modes for line in records.generations):
+        raise RecordsError(f"{path} has a line for a prompt or a mode that it does not hold.")
     if len(prompts) < len(records.run.prompts) or len(keys(records.generations)) < len(records.generations):
         raise RecordsError(f"{path} has a prompt or a generation twice.")
 

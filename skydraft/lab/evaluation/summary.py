@@ -1,29 +1,21 @@
 """The figures of a comparison: summary.json, which the page shows."""
 
-from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from skydraft.files import Stored
-from skydraft.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples, Rounded
+from skydraft.intervals import LEVEL, NUM_RESAMPLES, Figure, Resamples
 from skydraft.lab.evaluation.findings import Findings, Setting
-from skydraft.lab.evaluation.measures import INDICATORS, MEASURES
+from skydraft.lab.evaluation.measures import MEASURES
 from skydraft.lab.tasks.figures import TaskSet, task_sets
-
-
-class OverTexts(Stored):
-    """A measure of each text by itself: the median and the highest."""
-
-    median: Rounded
-    most: Rounded
 
 
 class SettingFigures(Stored):
     """The figures of a mode. `measures` holds the measures with a value.
 
-    `over_texts` has those of INDICATORS, `speed_over` tokens/s in units of other modes, `differences` the measures less
+    `speed_over` has tokens/s in units of other modes, `differences` the measures less
     those of the first mode (none in that mode).
     """
 
@@ -32,7 +24,6 @@ class SettingFigures(Stored):
     num_generations: int
     num_tokens: int
     measures: dict[str, Figure]
-    over_texts: dict[str, OverTexts]
     speed_over: dict[str, Figure]
     differences: dict[str, Figure]
 
@@ -64,14 +55,12 @@ def _setting(findings: Findings, setting: Setting) -> SettingFigures:
     first, sums = findings.settings[0], {measure.name: setting.sums(measure.name) for measure in MEASURES}
     others = sums if setting is not first else ()
     differs = {name: resamples.compared(np.subtract, sums[name], first.sums(name)) for name in others}
-    texts = {each.name: [above / below for above, below in map(each.count, cases) if below] for each in INDICATORS}
-    over = {name: OverTexts(median=median(of), most=max(of)) for name, of in texts.items() if of}
     cloud = [each.sums("tokens_per_s") for each in findings.settings if each.mode.name == "cloud"]
     speed = resamples.compared(np.divide, sums["tokens_per_s"], *cloud) if cloud else None
     return SettingFigures(
         mode=setting.mode.name, num_prompts=len(setting.cases), num_generations=len(cases),
         num_tokens=sum(case.num_tokens for case in cases),
         measures={name: figure for name, of in sums.items() if (figure := resamples.figure(*of))},
-        over_texts=over, speed_over={"cloud": speed} if speed else {},
+        speed_over={"cloud": speed} if speed else {},
         differences={name: figure for name, figure in differs.items() if figure},
     )  # fmt: skip

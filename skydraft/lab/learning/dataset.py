@@ -51,30 +51,26 @@ def choose(
         key = answer_digest(lesson)
         if lesson.target != target:
             skipped["of another target"] += 1
-        elif not lesson.known or key in seen:
-            skipped["that say nothing new"] += 1
         elif max_len and len(lesson.prompt_ids) + len(lesson.token_ids) > max_len:
             skipped[f"of more than {max_len} tokens with their prompts"] += 1
+        elif not lesson.known or key in seen:
+            skipped["that say nothing new"] += 1
         else:
             seen.add(key)
             newest.append(lesson)
     left_out = ", ".join(f"{number} {what}" for what, number in sorted(skipped.items()))
-    if (missing := MIN_GENERATIONS - len(newest)) > 0:
-        also = f", and left out: {left_out}" if left_out else ""
-        needed = f"{len(newest)} usable answers, and {MIN_GENERATIONS} are needed: {missing} are missing{also}."
-        hint = f"Collect more, or add prompts; skydraft learn status {store.folder} says what is there."
-        raise RecordsError(f"{store.folder} has {needed}", hint=hint)
+    if len(newest) < MIN_GENERATIONS:
+        says = f"{store.folder} has {len(newest)} usable answers, and {MIN_GENERATIONS} are needed."
+        raise RecordsError(f"{says} Left out: {left_out or 'none'}.", hint="Collect more, or add prompts.")
     return list(newest), left_out
 
 
 def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> Iterator[Lesson]:
     for lesson in chain.from_iterable(store.lessons(skipped) for store in stores):
-        if lesson.vocab != vocab.fingerprint:
-            skipped["of another vocabulary"] += 1
-        elif max(*lesson.prompt_ids, *lesson.token_ids) >= vocab.size:
-            skipped["with tokens that the vocabulary does not have"] += 1
-        else:
+        if lesson.vocab == vocab.fingerprint and max(*lesson.prompt_ids, *lesson.token_ids) < vocab.size:
             yield lesson
+        else:
+            skipped["of another vocabulary"] += 1
 
 
 def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:

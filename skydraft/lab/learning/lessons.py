@@ -19,7 +19,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from skydraft.files import Stored, lock_file
 
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
 KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
-OPINIONS = frozenset(AGREED + CORRECTED + WRONG)  # and it is known whether both models agree
 MAX_BYTES = 256 << 20
 _LOCK, _FILES = "lessons.lock", ("lessons-before.jsonl", "lessons.jsonl")
 _LOCK_S = 10.0  # others hold it for milliseconds
@@ -100,11 +99,8 @@ class Store:
         return [path for path in paths if path.is_file() and not path.is_symlink()]
 
     def size(self) -> tuple[int, int]:
-        """(number of files, bytes); files that vanish meanwhile are not counted."""
-        sizes = list[int]()
-        for path in self.files():
-            with suppress(FileNotFoundError):
-                sizes.append(path.stat().st_size)
+        """(number of files, bytes)"""
+        sizes = [path.stat().st_size for path in self.files()]
         return len(sizes), sum(sizes)
 
     def prepare(self) -> None:

@@ -173,7 +173,7 @@ class Training:
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> list[Counts]:
-        """Train to the end, or until two epochs brought nothing; the best epoch stays. Returns the counts of each."""
+        """Train; the best epoch stays. Returns the counts of each."""
         epochs, counts, best = self._settings.epochs, list[Counts](), dict[str, Any]()
         per_epoch = -(-len(texts) // _BATCH)
         for step in range(last := per_epoch * epochs):
@@ -187,8 +187,6 @@ class Training:
             *history, now = map(alpha, counts)
             if now > max(history, default=-1.0):
                 best = {name: value.detach().clone() for name, value in self._lora.items()}
-            if len(history) > 1 and max(history[-1], now) <= max(history[:-1]):
-                break
         with self._torch.no_grad():
             for name, value in self._lora.items():
                 value.copy_(best[name])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -42,17 +40,6 @@ def _compiles(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"the pattern is not valid: {error}") from error
     return pattern
-
-
-def _is_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    with suppress(ImportError):
-        import jsonschema  # type: ignore[import-untyped]
-
-        try:
-            jsonschema.Draft202012Validator.check_schema(schema)
-        except jsonschema.SchemaError as error:
-            raise ValueError(f"the schema is not valid: {error.message[:200]}") from error
-    return schema
 
 
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
@@ -143,15 +130,6 @@ class Json(_Check):
         return _verdict(is_same(found, self.answer), "" if found is None else found, "no JSON" if found is None else "")
 
 
-class Schema(_Check):
-    kind: Literal["schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_is_schema)]
-
-    def judge(self, text: str) -> Judgement:
-        wrong = complaint(text, self.schema_)
-        return _verdict(not wrong, text, wrong)
-
-
 class Call(_Check):
     """The first call of one of the functions `names` in the text has the name and the arguments of `answer`."""
 
@@ -238,9 +216,7 @@ def load_gym() -> Any:
     return reasoning_gym
 
 
-Check = Annotated[
-    Exact | Number | OneOf | Regex | Json | Schema | Call | Fields | Python | Gym, Field(discriminator="kind")
-]
+Check = Annotated[Exact | Number | OneOf | Regex | Json | Call | Fields | Python | Gym, Field(discriminator="kind")]
 
 
 class Task(Stored):
@@ -269,22 +245,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return re.sub(r"\s", "", value) if isinstance(value, str) else (type(value) is bool, value)
-
-
-def complaint(text: str, schema: Any) -> str:
-    """Why a text is not JSON that fits a schema, or ""; 39.9 is 399 * 0.1 there. Raises MissingDependency."""
-    with importing("A check against a schema needs", "tasks"):
-        import jsonschema
-    try:
-        found = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
-        return f"no JSON: {error}"
-    formats = jsonschema.FormatChecker(["date", "email", "ipv4", "uuid"])
-    # jsonschema knows this one only with another package.
-    formats.checks("date-time", raises=ValueError)(lambda text: bool(datetime.datetime.fromisoformat(text)))
-    exact = json.loads(json.dumps(schema), parse_float=Decimal)
-    validator = jsonschema.Draft202012Validator(exact, format_checker=formats)
-    return next((error.message[:200] for error in validator.iter_errors(found)), "")
 
 
 def json_values(text: str, opening: str = "{") -> Iterator[Any]:

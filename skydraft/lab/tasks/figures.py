@@ -21,12 +21,9 @@ class TaskMode(Stored):
     score: Figure
     over_cloud: Figure | None
     recovered: Figure | None
-    over_line: Figure | None
-    calls: Figure
-    written: Figure
+    calls: Figure | None
+    written: Figure | None
     seconds: Rounded
-    num_mended: int | None
-    num_broken: int | None
 
 
 class TaskSet(Stored):
@@ -36,7 +33,6 @@ class TaskSet(Stored):
     num_tasks: int
     gap: Figure | None
     is_apart: bool
-    num_between: int | None
     modes: tuple[TaskMode, ...]
 
 
@@ -67,44 +63,31 @@ def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
 def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     edge, cloud = alone(settings)
     resamples = Resamples(len(settings[0].cases))
-    gap = between = None
+    gap = None
     if edge and cloud:
         difference = scores(cloud) - scores(edge)
-        between = int((difference > 0).sum())
         gap = around(difference.mean(), resamples.means(difference))
     return TaskSet(
         name=name, num_tasks=len(settings[0].cases), gap=gap, is_apart=gap is not None and gap.value >= MIN_GAP,
-        num_between=between, modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
+        modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
     )  # fmt: skip
 
 
 def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
     mine = scores(setting)
-    calls, written = (_per_token(setting, name) for name in ("cloud_calls_per_token", "target_written_per_token"))
-    asked, wrote = resamples.figure(*calls), resamples.figure(*written)
-    assert asked and wrote  # as no text counts as less than a token
-    over_cloud = recovered = over_line = mended = broken = None
+    calls, written = (
+        resamples.figure(*setting.sums(name)) for name in ("cloud_calls_per_token", "target_written_per_token")
+    )
+    over_cloud = recovered = None
     if cloud:
         theirs = scores(cloud)
         over_cloud = around((mine - theirs).mean(), resamples.means(mine - theirs))
     if cloud and edge:
         first = scores(edge)
-        mended = int(((theirs > first) & (mine >= theirs)).sum())
-        broken = int(((theirs <= first) & (mine < first)).sum())
         if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap
             recovered = resamples.figure(mine - first, theirs - first)
-        above, below = (resamples.means(side) for side in written)
-        line = mine.mean() - first.mean() - written[0].sum() / written[1].sum() * (theirs - first).mean()
-        drawn = resamples.means(mine - first) - above / below * resamples.means(theirs - first)
-        over_line = around(line, drawn)
     wall_ms = sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases)
     return TaskMode(
-        mode=setting.mode.name, score=share(mine), over_cloud=over_cloud, recovered=recovered, over_line=over_line,
-        calls=asked, written=wrote, seconds=wall_ms / 1e3, num_mended=mended, num_broken=broken,
+        mode=setting.mode.name, score=share(mine), over_cloud=over_cloud, recovered=recovered,
+        calls=calls, written=written, seconds=wall_ms / 1e3,
     )  # fmt: skip
-
-
-def _per_token(setting: Setting, name: str) -> tuple[Floats, Floats]:
-    """Both sides of a measure a token; an empty text counts as one token."""
-    above, below = setting.sums(name)
-    return above, np.maximum(below, 1)

@@ -41,7 +41,7 @@ def only_set(of: Records) -> tuple[TaskSet, dict[str, TaskMode]]:
 def test_figures_are_of_the_same_tasks_and_the_same_answers_have_the_same() -> None:
     scores = [(0.0, 1.0, 1.0)] * 12 + [(0.0, 1.0, 0.0)] * 12 + [(1.0, 1.0, 1.0)] * 4 + [(1.0, 1.0, 0.0)] * 2
     found, modes = only_set(records(scores))
-    assert (found.num_tasks, found.num_between, found.is_apart) == (30, 24, True)
+    assert (found.num_tasks, found.is_apart) == (30, True)
     assert found.gap and found.gap.value == pytest.approx(0.8) and found.gap.low > 0.5
     figures = {name: (mode.score, mode.over_cloud, mode.recovered) for name, mode in modes.items()}
     values = {name: [each.value for each in of if each] for name, of in figures.items()}
@@ -50,8 +50,6 @@ def test_figures_are_of_the_same_tasks_and_the_same_answers_have_the_same() -> N
     assert values["lossless"] == values["cloud"] == [1, 0, 1]
     assert all(each.low <= each.value <= each.high for of in figures.values() for each in of if each)
     assert {(each.low, each.high) for each in figures["lossless"][1:] if each} == {(0, 0), (1, 1)}  # they are paired
-    changed = {name: (mode.num_mended, mode.num_broken) for name, mode in modes.items()}
-    assert changed == {"edge": (0, 0), "cloud": (24, 0), "quality": (12, 2), "lossless": (24, 0)}
 
 
 def test_a_small_gap_and_one_that_may_be_none_say_so() -> None:
@@ -65,7 +63,7 @@ def test_a_small_gap_and_one_that_may_be_none_say_so() -> None:
 def test_without_edge_or_cloud_only_scores_are_known() -> None:
     found, modes = only_set(records([(0.0, 1.0, 1.0)] * 3, ("cloud", "quality")))
     assert found.gap is None and not found.is_apart
-    assert modes["quality"].recovered is None is modes["quality"].num_mended and modes["quality"].over_cloud
+    assert modes["quality"].recovered is None and modes["quality"].over_cloud
     assert only_set(records([(0.0, 1.0, 1.0)] * 3, ("quality",)))[1]["quality"].score.value == 1
 
 

@@ -1,11 +1,10 @@
-"""report.html: figures, plots and texts on one page that needs no network and no model. Beside it the same figures as
-tables of other formats, the plots as files, and all tokens."""
+"""report.html: figures, plots and texts on one page that needs no network and no model. Beside it the same figures as a
+table and as JSON, the plots as files, and all tokens."""
 
 import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from skydraft.intervals import Figure, cell
 from skydraft.lab.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
 from skydraft.lab.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
 from skydraft.lab.evaluation.records import PromptEntry
-from skydraft.lab.evaluation.report.plots import against_cost, entropies
+from skydraft.lab.evaluation.report.plots import against_cost
 from skydraft.lab.evaluation.report.task_sections import Column, section
-from skydraft.lab.evaluation.summary import SettingFigures, Summary, summarize
+from skydraft.lab.evaluation.summary import Summary, summarize
 from skydraft.origins import LOOKS
 
 # The columns of each table.
@@ -42,18 +41,14 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     """Write report.html, summary.json, the tables and the plots into `folder`; returns the summary. Raises
     OptionError."""
     summary = summarize(findings)
-    tokens = [row for setting in findings.settings for case in setting.all_cases for row in token_rows(case)]
-    planes, spread = _planes(findings, summary), _entropies(tokens)
+    tokens = (row for setting in findings.settings for case in setting.all_cases for row in token_rows(case))
+    planes = _planes(findings, summary)
     content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
     whole = {"summary": summary, "columns": _columns(summary, MEASURES) + _columns(summary, [SPEED], "speed_over")}
-    less = [{"less": summary.settings[0].mode} | _row(each, each.differences) for each in summary.settings[1:]]
     files = {
-        "summary.json": content + "\n", "report.html": render(findings, summary, planes, spread),
-        "figures.csv": _csv(_row(each, each.measures) for each in summary.settings),
-        "differences.csv": _csv(less), "tokens.csv": _csv(tokens, TOKEN_COLUMNS),
-        "table.md": _filled("table.md.j2", **whole),
+        "summary.json": content + "\n", "report.html": render(findings, summary, planes),
+        "tokens.csv": _csv(tokens), "table.md": _filled("table.md.j2", **whole),
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
-        "entropies.svg": spread,
     }  # fmt: skip
     with telling(OptionError, f"{folder} cannot be written", _HINT):
         for name, text in files.items():
@@ -62,7 +57,7 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     return summary
 
 
-def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spread: str) -> str:
+def render(findings: Findings, summary: Summary, planes: Mapping[str, str]) -> str:
     tables = [
         ("What it is worth", "worth", _columns(summary, HEADLINE) + _columns(summary, [SPEED], "speed_over")),
         ("Punctuation and repeats", "texts", _columns(summary, INDICATORS)),
@@ -72,7 +67,7 @@ def render(findings: Findings, summary: Summary, planes: Mapping[str, str], spre
         "page.html.j2", run=findings.run, summary=summary, tables=tables,
         num_prompts=max((len(setting.cases) for setting in findings.settings), default=0),
         differences=_columns(summary, MEASURES, "differences", "+"),
-        planes={style: svg for style, svg in planes.items() if svg}, entropies=spread,
+        planes={style: svg for style, svg in planes.items() if svg},
         tasks=[section(of) for of in summary.tasks], texts=list(_texts(findings)), marks=_ORIGIN_MARKS, looks=LOOKS,
     )  # fmt: skip
 
@@ -92,18 +87,12 @@ def _columns(summary: Summary, measures: Iterable[Measure], of: str = "measures"
     return [(each, [cell(of_mode.get(each.name), each.digits, sign) for of_mode in figures]) for each in used]
 
 
-def _row(setting: SettingFigures, figures: Mapping[str, Figure]) -> dict[str, Any]:
-    numbers = {f"{name}_{end}".removesuffix("_value"): each for name, of in figures.items() for end, each in of}
-    return {"mode": setting.mode, "texts": setting.num_generations, "tokens": setting.num_tokens} | numbers
-
-
-def _csv(rows: Iterable[dict[str, Any]], names: Iterable[str] = ("mode",)) -> str:
-    found, target = list(rows), io.StringIO()
+def _csv(tokens: Iterable[dict[str, Any]]) -> str:
+    target = io.StringIO()
     # Quotes around each text: a token may be a line break.
-    fields = [*dict.fromkeys(chain(names, *found))]
-    writer = csv.DictWriter(target, fields, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer = csv.DictWriter(target, TOKEN_COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(tokens)
     return target.getvalue()
 
 
@@ -115,16 +104,6 @@ def _planes(findings: Findings, summary: Summary) -> dict[str, str]:
             name = mode.name.replace(f";style={mode.style}", "")
             planes.setdefault(mode.style or "", {})[name] = [setting.measures[name] for name in _PLANE]
     return {style: against_cost("agreement with the target", points) for style, points in planes.items()}
-
-
-def _entropies(tokens: Iterable[dict[str, Any]]) -> str:
-    """The plot of the places where the target has judged the draft model's choice."""
-    modes: dict[str, dict[int, list[float]]] = {}
-    for row in tokens:
-        is_same = row["accepted"] if row["draft_agrees"] is None else row["draft_agrees"]
-        if row["entropy"] is not None and is_same is not None:
-            modes.setdefault(row["mode"], {1: [], 0: []})[is_same].append(row["entropy"])
-    return entropies(modes) if modes else ""
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:

@@ -2,10 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
-
-import numpy as np
 
 from skydraft.errors import MissingDependency, importing
 from skydraft.intervals import Figure
@@ -54,29 +51,6 @@ def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
         axes.set(xlabel=_COSTS[at], xlim=(-0.01, None))
     panels[0].set(ylabel=what)
     panels[1].legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    return _svg(pyplot, figure)
-
-
-def entropies(modes: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
-    """An <svg>: the draft model's entropies in each mode, apart where the target would choose the same token (1) and
-    another (0). A line is 5 to 95 %, a bar 25 to 75 %, a mark the median. "" without matplotlib."""
-    try:
-        pyplot = load_pyplot()
-    except MissingDependency:
-        return ""
-    figure, axes = pyplot.subplots(figsize=(9.4, 1.1 + 0.55 * len(modes)), layout="constrained")
-    for at, (mode, is_same) in enumerate(product(modes, (1, 0))):
-        if values := modes[mode][is_same]:
-            low, left, middle, right, high = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
-            y, color = at // 2 + 0.17 - 0.34 * is_same, _COLORS[1 - is_same]
-            axes.plot([low, high], [y, y], "-", color=color, linewidth=1)
-            axes.plot([left, right], [y, y], "-", color=color, linewidth=6, solid_capstyle="butt")
-            axes.plot([middle], [y], "|", color="#ffffff", markersize=7, markeredgewidth=2)
-            axes.annotate(f"{len(values)}", (high, y), (4, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set(xlabel="entropy of the draft model, nats", xlim=(0, None), yticks=range(len(modes)), yticklabels=modes,
-             title="blue: the target would choose the same token, orange: another")  # fmt: skip
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
     return _svg(pyplot, figure)
 
 

@@ -13,14 +13,8 @@ _FIGURES = (
             "“Answer: X” says, else the last number, or the first line"),
     Measure("over_cloud", "over cloud", "", "score less that of cloud, paired"),
     Measure("recovered", "gap closed", "", "(score − edge) / (cloud − edge), paired; empty where the gap may be none"),
-    Measure("over_line", "over the line", "",
-            "score less that of handing over whole answers at random, so many that the large model writes as many "
-            "tokens: the straight line from edge to cloud. Below 0 the mode loses to chance"),
     Measure("calls", "calls", "", "times that the device asked the large model and waited / generated tokens"),
     Measure("written", "written", "", "tokens that the large model wrote itself / generated tokens"),
-    Measure("num_mended", "mended", "", "of the tasks that cloud does better than edge: those done as well as by cloud",
-            digits=0),
-    Measure("num_broken", "broken", "", "of the other tasks: those done worse than by edge", digits=0),
     Measure("seconds", "s a task", "", "mean time of a task, prefill included", digits=2),
 )  # fmt: skip
 
@@ -29,5 +23,6 @@ def section(of: TaskSet) -> dict[str, Any]:
     columns: list[Column] = [
         (each, [cell(getattr(mode, each.name), each.digits) for mode in of.modes]) for each in _FIGURES
     ]
-    plane = against_cost("score", {mode.mode: (mode.score, mode.calls, mode.written) for mode in of.modes})
+    points = {each.mode: (each.score, each.calls, each.written) for each in of.modes if each.calls and each.written}
+    plane = against_cost("score", points)
     return {"of": of, "columns": columns, "plane": plane}
