@@ -17,7 +17,7 @@ class Limits:
     """Limits in tokens, rows, bytes and seconds; 0 is no limit where it is a default.
 
     `max_sessions` limits the sessions with KV memory, `max_queue` the waiting requests, and `session_ttl_s` the time
-    that a session may be idle. `sessions_per_token` and `rows_per_s` (of the target) apply to each bearer token.
+    that a session may be idle. `rows_per_s` (of the target) applies to each bearer token.
     """
 
     max_sessions: int = 8
@@ -26,7 +26,6 @@ class Limits:
     max_queue: int = 256
     max_message_bytes: int = 256 * 1024
     session_ttl_s: float = 300.0
-    sessions_per_token: int = 0
     rows_per_s: float = 0.0
 
     def __post_init__(self) -> None:

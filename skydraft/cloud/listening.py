@@ -40,17 +40,15 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 def _try(host: str, port: int) -> None:
     """Raises OSError unless the port is free at all addresses of the host. gRPC would not say why, or leave one out."""
-    failed, found = list[OSError](), socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, _, _, address in found:
         try:
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
-            failed.append(error)
-    failed.sort(key=lambda error: error.errno != errno.EADDRINUSE)
-    if failed and (failed[0].errno == errno.EADDRINUSE or len(failed) == len(found)):
-        raise failed[0]
+            if error.errno == errno.EADDRINUSE or len(found) == 1:  # one of several may be of another machine
+                raise
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:

@@ -12,7 +12,7 @@ from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud import log
-from skydraft.cloud.calls import Count, RpcContext, abort, authorization
+from skydraft.cloud.calls import RpcContext, authorization
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
@@ -26,38 +26,26 @@ _MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has 
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
-def uncounted(kind: str, error: Exception | None) -> None:
-    """For a server without metrics."""
-
-
 class VerifierService:
     """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
 
-    def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions, count: Count) -> None:
+    def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions) -> None:
         limits = options.limits
         self._worker, self._docket = worker, worker.docket
         self._context_len = worker.served.engine.context_len
         self._keyring, self._limits = keyring, limits
         self._budget = RowBudget(limits.rows_per_s)
         self._streams = Streams(keyring, limits, worker.clock)
-        self._log_prompts, self._count = options.log_prompts, count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
 
-    async def session(self, requests: Any, context: RpcContext) -> None:
-        is_entered = False
-        try:
-            with self._streams.entered(authorization(context)) as stream:
-                is_entered = True
-                await self._answer_all(stream, context)
-        except Exception as error:
-            if not is_entered:
-                self._count("session", error)
-            await abort(context, error)
+    async def session(self, context: RpcContext) -> None:
+        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
+        with self._streams.entered(authorization(context)) as stream:
+            await self._answer_all(stream, context)
 
     async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
-        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
         reading = asyncio.ensure_future(self._read(stream, context))
         try:
             while (data := await self._next(stream)) is not None:
@@ -106,24 +94,17 @@ class VerifierService:
 
     async def _answer(self, data: bytes, stream: Stream, context: RpcContext) -> bool:
         """Answer a request; False if it closes the session."""
-        kind, owner = "session", stream.owner
-        try:
-            self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-            call = codec.decode_call(data, stream.session, self._context_len)
-            if isinstance(call, CloseCall):
-                self._worker.post(partial(self._docket.close, call.session, owner))
-                return False
-            kind, stream.session, stream.is_busy = call.kind, call.session, True
-            self._check(call)
-            if self._limits.rows_per_s:
-                self._budget.spend(owner, call.num_rows)
-            grammar = await self._compile(call.opening, owner)
-            await self._serve(call, stream, context)
-            del grammar
-        except Exception as error:
-            self._count(kind, error)
-            raise
-        self._count(kind, None)
+        self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+        call = codec.decode_call(data, stream.session, self._context_len)
+        if isinstance(call, CloseCall):
+            self._worker.post(partial(self._docket.close, (call.session, stream.owner)))
+            return False
+        stream.session, stream.is_busy = call.session, True
+        self._check(call)
+        self._budget.spend(stream.owner, call.num_rows)
+        grammar = await self._compile(call.opening, stream.owner)
+        await self._serve(call, stream, context)
+        del grammar
         return True
 
     async def _serve(self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext) -> None:
@@ -210,14 +191,10 @@ class VerifierService:
             raise errors.LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.", hint=hint)
 
     def _log(self, call: OpenCall | VerifyCall, owner: str, answer: Answer) -> None:
-        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner}
+        extra = {"session": call.session, "epoch": call.epoch, "token": owner}
         if isinstance(call, VerifyCall) and isinstance(answer, Verdict):
             extra |= {"round": call.base, "drafted": len(call.draft_ids), "accepted": answer.num_accepted}
-            extra |= {"finish": answer.finish, "forward_ms": round(answer.cost.forward_ms, 2)}
-            extra["queue_ms"] = round(answer.cost.queue_ms, 2)
-        if call.opening is not None:
-            extra["base"] = len(call.opening.committed_ids)
-            extra |= {"prompt_ids": call.opening.prompt.token_ids} if self._log_prompts else {}
+            extra |= {"forward_ms": round(answer.cost.forward_ms, 2), "queue_ms": round(answer.cost.queue_ms, 2)}
         log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
 
 

@@ -43,12 +43,12 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("skydraft.cloud.server.serve", serving)
     monkeypatch.setattr("skydraft.cloud.worker.Worker", lambda engine, limits, *, execution: engine)
     monkeypatch.setattr(ModelChoice, "load", lambda self, name: found.update(model=name, engine=self.options))
-    given = {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9", "LOG_PROMPTS": "true"}
+    given = {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9"}
     for name, value in given.items():
         monkeypatch.setenv(f"SKYDRAFT_SERVE_{name}", value)
     assert run(["serve", "--max-sessions", "5"]) == 0
     options = found["options"]
-    assert (options.port, options.log_prompts) == (7001, True)
+    assert options.port == 7001
     assert (options.limits.max_sessions, options.limits.session_ttl_s) == (5, 9)
     assert found["model"] == "toy" and found["engine"].max_sequences == 5
     monkeypatch.setenv("SKYDRAFT_SERVE_MAX_QUEUE", "many")

@@ -135,7 +135,7 @@ class Desk:
         self.worker.post(partial(self.docket.stop_writing, asked.job))
 
     def close(self, number: int, owner: str = "ann") -> None:
-        self.worker.post(partial(self.docket.close, number, owner))
+        self.worker.post(partial(self.docket.close, (number, owner)))
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):

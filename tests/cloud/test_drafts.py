@@ -83,7 +83,7 @@ def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     parts = asked.answers[1:]
     assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
     assert desk.engine.num_rows == 30  # one for each token
-    assert (asked.job.num_fed, asked.job.num_right) == (21, 21)
+    assert (desk.docket.totals.num_drafts, desk.docket.totals.num_accepted) == (21, 21)
 
 
 @pytest.mark.parametrize(("num_spent", "takes"), [(0, True), (40, False), (80, False)])

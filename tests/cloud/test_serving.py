@@ -130,6 +130,6 @@ def test_requests_that_are_cancelled_keep_their_places_until_the_worker_has_seen
             stream.end()
         go.set()
         assert first.answer() and len(refused) == 14
-        assert server.metrics("requests_total")['{kind="verify",outcome="CloudBusy"}'] >= len(refused)
+        assert server.metrics("calls_total")['{method="Session",outcome="CloudBusy"}'] >= len(refused)
         server.wait_until(lambda: server.metric("requests_waiting") == 0)  # all places are free again
         assert RawSession(channel).ask(open_message(99))

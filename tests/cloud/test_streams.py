@@ -30,7 +30,7 @@ def slow() -> Iterator[tuple[Serving, RawSession]]:
 
 
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:
-    server, stream = slow
+    _, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(codec.encode_stop(9))  # of another verify
     first, _, _ = codec.decode_verdict(stream.answer(), is_first=False)
@@ -41,7 +41,6 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))
     assert (verdict.base, verdict.num_accepted) == (len(written), 3)
     assert verdict.cost.prefill_ms == 0 and verdict.cost.num_rows == 4
-    server.wait_until(lambda: server.metrics("requests_total") == {'{kind="verify",outcome="ok"}': 2})
 
 
 @pytest.mark.parametrize("closes", [False, True])
