@@ -1,4 +1,4 @@
-"""Files: small ones are read without waiting, state files are written whole, and damaged ones are set aside."""
+"""Files: small ones are read without waiting, and state files are written whole."""
 
 import errno
 import io
@@ -80,14 +80,6 @@ def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractCo
         return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
     except Timeout as error:
         raise busy from error
-
-
-def set_aside(path: Path, meaning: str) -> None:
-    """Rename a damaged file, and say so in a line that ends with `meaning`. Raises OSError."""
-    aside = path.with_name(f"{path.name}.damaged-{token_hex(3)}")
-    with suppress(FileNotFoundError):  # another process was faster
-        os.replace(path, aside)
-        log.warning("skydraft: %s was damaged and is now %s: %s.", path, aside.name, meaning)
 
 
 def warn_if_shared(path: Path) -> None:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from skydraft.config import MAX_K
 from skydraft.errors import OptionError, RateLimited
 
 _BURST_S = 2.0  # seconds of its rate that a token may use at once
@@ -22,7 +21,6 @@ class Limits:
 
     max_sessions: int = 8
     max_prompt: int = 4096
-    max_block: int = MAX_K
     max_queue: int = 256
     max_message_bytes: int = 256 * 1024
     session_ttl_s: float = 300.0
@@ -61,8 +59,3 @@ class RowBudget:
             left = min(left + (now - before) * self._rate, self._burst) - num_rows
             self._left[label] = left, now
         return 0.0 if left > 0 else (1 - left) / self._rate
-
-    def has_spare(self, label: str) -> bool:
-        """Whether the bucket is more than half full: texts do not need these rows themselves."""
-        self.charge(label, 0)
-        return not self._rate or self._left[label][0] > self._burst / 2

@@ -34,7 +34,6 @@ _LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
 _limits_section = section("limits", "Limits", Limits, [
     option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
     option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
-    option("--max-block", "N", "Drafted tokens of a block.", default=_DEFAULT.max_block),
     option("--max-queue", "N", "Requests that may wait.", default=_DEFAULT.max_queue),
     option("--session-ttl session_ttl_s", "S", "Seconds until an unused session is closed.",
            default=_DEFAULT.session_ttl_s),

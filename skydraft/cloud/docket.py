@@ -20,9 +20,8 @@ from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRef
 from skydraft.protocol.values import OpenCall, Opened, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
-TICK_S = 0.5  # how often idle sessions are checked
+TICK_S = 0.5  # how often idle sessions are checked, at least
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
-_NO_BOUND = RowBudget(0.0)
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
 Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
 Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
@@ -58,13 +57,12 @@ class Job:
 
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
     A text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` come while
-    it writes; any thread may add some. Their rows are used while the owner has spare ones, so that no text gets slower
-    by its drafts.
+    it writes; any thread may add some. A budget is charged for tokens, so no text gets slower by its drafts.
     """
 
     def __init__(
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
-        drafts: deque[Draft] | None = None, budget: RowBudget = _NO_BOUND,
+        drafts: deque[Draft], budget: RowBudget,
     ) -> None:  # fmt: skip
         self.call, self.owner = call, owner
         self.key = call.session, owner
@@ -75,7 +73,7 @@ class Job:
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
-        self.delivers, self._drafts, self._budget = [deliver], deque[Draft]() if drafts is None else drafts, budget
+        self.delivers, self._drafts, self._budget = [deliver], drafts, budget
 
     @property
     def target(self) -> TargetSession:
@@ -135,8 +133,7 @@ class Job:
         while self._drafts:
             branch.take(self._drafts.popleft(), text)
         waiting = branch.after(text)
-        may_draft = self.has_verdict and waiting and self._budget.has_spare(self.owner)
-        return waiting[: self.num_to_write - 1] if may_draft else ()
+        return waiting[: self.num_to_write - 1] if self.has_verdict else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
         """The feed of the next token that the target writes, with drafts after it."""
@@ -161,7 +158,7 @@ class Job:
             self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
             drafts = done.block.token_ids
-            pause_s = self._budget.charge(self.owner, len(drafts) + 1)
+            pause_s = self._budget.charge(self.owner, verdict.num_tokens)
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
         self.session.last = (self.call, verdict)
@@ -189,7 +186,7 @@ class Docket:
         self.totals = Totals()
         self.is_stopping = False
         self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
-        self._clock, self._next_tick = clock, 0.0
+        self._clock = clock
         self._waiting: list[Job] = []
         self._active: list[Job] = []
         self.work_done = WorkShares()  # rows, by owner
@@ -234,10 +231,7 @@ class Docket:
         self.sessions.close(key)
 
     def expire(self) -> None:
-        """Close sessions that were idle for too long; checks once per `TICK_S`."""
-        if (now := self._clock()) < self._next_tick:
-            return
-        self._next_tick = now + TICK_S
+        """Close sessions that were idle for too long."""
         self.sessions.expire(self.busy)
 
     def admit(self) -> None:

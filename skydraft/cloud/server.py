@@ -42,7 +42,7 @@ class CloudServer:
             version=__version__, model=engine.name, weights=engine.fingerprint,
             fingerprint=short_fingerprint(engine.vocab.fingerprint), vocab_size=engine.vocab.size,
             context_len=engine.context_len, execution=self._worker.served.execution,
-            max_block=limits.max_block, max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
+            max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
         )  # fmt: skip
 
     async def start(self) -> int:

@@ -17,6 +17,7 @@ from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
+from skydraft.config import MAX_K
 from skydraft.decoding.race.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
 from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
@@ -177,18 +178,16 @@ class VerifierService:
 
     def _check(self, call: OpenCall | VerifyCall) -> None:
         """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
-        num_ids = 0
-        if isinstance(call, VerifyCall):
-            _bound("block", len(call.draft_ids), self._limits.max_block, "Use a smaller --k.")
-            num_ids = call.base
-        if call.opening:
-            num_prompt = len(call.opening.prompt.token_ids)
-            hint = "Shorten it, or start the server with a larger --max-prompt."
-            _bound("prompt", num_prompt, self._limits.max_prompt, hint)
-            num_ids = max(num_prompt + num_ids, call.opening.num_ids)
-        if num_ids >= self._context_len:
-            hint = "Shorten the text, or start the server with a larger --context."
-            raise errors.LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.", hint=hint)
+        num_prompt = len(call.opening.prompt.token_ids) if call.opening else 0
+        num_drafts = len(call.draft_ids) if isinstance(call, VerifyCall) else 0
+        num_ids = num_prompt + call.base
+        for what, num, limit, hint in (
+            ("block", num_drafts, MAX_K, "Use a smaller --k."),
+            ("prompt", num_prompt, self._limits.max_prompt, "Shorten it, or raise --max-prompt of the server."),
+            ("text", num_ids, self._context_len - 1, "Shorten it, or raise --context of the server."),
+        ):
+            if num > limit:
+                raise errors.LimitExceeded(f"The {what} has {num} tokens; up to {limit} fit here.", hint=hint)
 
     def _log(self, call: OpenCall | VerifyCall, owner: str, answer: Answer) -> None:
         extra = {"session": call.session, "epoch": call.epoch, "token": owner}
@@ -196,8 +195,3 @@ class VerifierService:
             extra |= {"round": call.base, "drafted": len(call.draft_ids), "accepted": answer.num_accepted}
             extra |= {"forward_ms": round(answer.cost.forward_ms, 2), "queue_ms": round(answer.cost.queue_ms, 2)}
         log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
-
-
-def _bound(what: str, num_ids: int, most: int, hint: str) -> None:
-    if num_ids > most:
-        raise errors.LimitExceeded(f"The {what} has {num_ids} tokens; this server accepts up to {most}.", hint=hint)

@@ -36,7 +36,7 @@ from skydraft.types import Prompt, Signals
 _READ_ROWS = 16  # of one forward, when the draft model reads along
 _MOST_PREDICTED = 1 << 17  # tokens
 _CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
-_QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
+_QUICK_S = 0.5  # how long a text that may continue alone waits for facts about the target
 
 
 def start_generation(
@@ -58,18 +58,18 @@ def start_generation(
     vocab = (local or reader).vocab  # a local target decodes its text, with any draft model
     request, prompts = prompted(request, reader)
     outage = verifying.meet_for(plan, vocab) if verifying else None
-    facts = _facts(plan, request.params, verifying, outage)
+    facts = _facts(plan, verifying, outage)
     draft, gate = _drafting(request, draft, prompts.edge, facts, calibrations)
     context, max_new_tokens = _context(request, prompts, draft, verifying, vocab)
     opens = plan.k and START in plan.gate.content_rules and not context.base and not request.params.think_end
     costs = _costs(draft, local, request.execution) if local and plan.k is None and not races else None
-    turns = _turns(plan, draft, costs, facts, len(prompts.edge.token_ids), OPENING if opens else 0)
+    turns = _turns(plan, draft, costs, len(prompts.edge.token_ids), OPENING if opens else 0)
     drafter = verifier = None
     if draft:
         drafter = Drafter(
             draft, prompts.edge, request.params, max_new_tokens, ends_blocks=_end_of_blocks(plan, gate, turns),
             with_signals=request.with_signals or plan.gate.needs_signals,
-            longest=facts.max_block if facts else 0 if verifying else MAX_K, reuse=request.reuse, scores=context.scores,
+            reuse=request.reuse, scores=context.scores,
             # What is only drafted may be read in any parts.
             execution="throughput" if races and not plan.is_lossy else request.execution,
         )  # fmt: skip
@@ -80,7 +80,7 @@ def start_generation(
     falls_back = bool(verifying and verifying.falls_back(plan))
     thinking = ThinkingAlong(request.params, vocab) if request.params.think_end else None
     breaks_loops = request.breaks_loops and not request.params.grammar  # a list of equal values is no loop
-    copies, ahead = _copies(request, prompts, facts, costs, draft or edge), None
+    copies, ahead = _copies(request, prompts, costs, draft or edge), None
     if (drafter or copies) and verifier and races and _writes_on(request):
         copies, ahead = None, Ahead(drafter, prompts.edge, verifier.draft, copies)
         verifier.hear(ahead.came)
@@ -99,15 +99,15 @@ def _writes_on(request: GenerateRequest) -> bool:
 
 
 def _copies(
-    request: GenerateRequest, prompts: PromptPair, facts: TargetFacts | None, costs: CostModel | None,
+    request: GenerateRequest, prompts: PromptPair, costs: CostModel | None,
     reader: Engine | None,
 ) -> Copies | None:  # fmt: skip
     """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
     if reader is None or request.plan.k is not None:
         return None
-    longest, most = facts.max_block if facts else MAX_K, min(reader.context_len, _MOST_PREDICTED)
+    most = min(reader.context_len, _MOST_PREDICTED)
     prediction = reader.vocab.literal((request.prediction or "")[: _CHARS_READ * most])[:most]
-    return Copies(prompts.edge.token_ids, prediction, longest, costs)
+    return Copies(prompts.edge.token_ids, prediction, MAX_K, costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
@@ -175,16 +175,12 @@ def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, m
         raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
 
 
-def _facts(plan: Plan, params: DecodingParams, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
-    """Facts about the target, if the plan needs them; None if the target does not answer while the plan can wait. In an
+def _facts(plan: Plan, target: Target | None, outage: CloudError | None) -> TargetFacts | None:
+    """Facts about the target for a calibrated gate; None if the target does not answer while the plan can wait. In an
     outage older ones will do."""
-    if target is None:
+    if target is None or plan.gate.kind != "calibrated":
         return None
-    if plan.gate.kind == "calibrated" and not target.falls_back(plan):
-        return target.facts(None)
-    needs_facts = not outage and (plan.k is None or plan.gate.kind == "calibrated" or bool(params.grammar))
-    wait_s = _QUICK_S if target.falls_back(plan) else _PATIENT_S
-    return target.facts(wait_s if needs_facts else 0)
+    return target.facts(None if not target.falls_back(plan) else 0 if outage else _QUICK_S)
 
 
 def _drafting(
@@ -228,16 +224,12 @@ def _costs(draft: Engine | None, local: Engine, execution: Execution | None) -> 
     return CostModel(draft.forward_ms[0] if draft else 0.0, local.forward_ms, local.max_rows(execution))
 
 
-def _turns(
-    plan: Plan, draft: Engine | None, costs: CostModel | None, facts: TargetFacts | None, prompt_len: int, opening: int
-) -> Turns:
+def _turns(plan: Plan, draft: Engine | None, costs: CostModel | None, prompt_len: int, opening: int) -> Turns:
     """Who writes when."""
     if costs and draft:
         read_ms = draft.forward_ms[: draft.max_rows(None)][:_READ_ROWS]
         return Blocks(costs, read_ms[-1] / len(read_ms), prompt_len)
-    longest = facts.max_block if facts else MAX_K
-    k, opening = min(plan.k or DEFAULT_K, longest), min(opening, longest)
-    return Turns(k, plan.back, opening, streams=plan.streams)
+    return Turns(plan.k or DEFAULT_K, plan.back, opening, streams=plan.streams)
 
 
 def _missing(side: str) -> OptionError:

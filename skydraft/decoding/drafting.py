@@ -49,11 +49,11 @@ class Drafter:
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, max_new_tokens: int, *,
-        ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False, longest: int = MAX_K,
+        ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False,
         reuse: Reuse | None = None, scores: Scores | None = None, execution: Execution | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._max_rows = engine, min(engine.max_rows(execution), _MANY_ROWS)
-        self._prompt, self._longest, self._reuse, self._scores = prompt, longest, reuse, scores
+        self._prompt, self._reuse, self._scores = prompt, reuse, scores
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
         self._stopping = Stopping(params, engine.vocab, max_new_tokens)
         self._ends_blocks = ends_blocks
@@ -91,7 +91,7 @@ class Drafter:
         sequence = self._open()
         cost = sequence.take_prefill_cost()
         self._agrees.clear()  # of a text that was to be read to its end
-        longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(context))
+        longest = min(MAX_K if self._chooser.has_grammar else k, self.room(context))
         text, steps, known = TokenBuffer(context.token_ids), list[Step](), deque(begun)
         ended_by: EndedBy = "k"
         cost += self._catch_up(sequence, text.view)

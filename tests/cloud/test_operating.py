@@ -48,23 +48,19 @@ def test_tokens_are_wanted_by_every_method_but_not_for_health(token_file: Path) 
 def test_a_certificate_is_checked_and_the_bytes_are_encrypted(tmp_path: Path) -> None:
     files, ca = certified(tmp_path)
     with serving(open_toy("toy"), **files) as server:
-        cloud = skydraft.connect(server.address, tls_ca=ca)
-        got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-        assert len(got.token_ids) == 20
-        cloud.close()
+        assert_serves(server.address, tls_ca=ca)
         strangers: list[tuple[dict[str, Any], str]] = [
             ({}, "wants TLS, and this connection is plaintext.*tls_ca"),
             ({"tls_ca": trustme.CA().cert_pem.bytes()}, "trusts no signer.*tls_ca"),
             ({"tls_ca": ca, "tls_name": "elsewhere"}, "names another host.*tls_name"),
         ]
         for options, says in strangers:
-            for plan in (make_plan("quality"), make_plan("lossless")):
-                stranger = skydraft.connect(server.address, **options)
+            with closing(skydraft.connect(server.address, **options)) as stranger:
                 began = time.monotonic()
                 with pytest.raises(TlsFailure, match=says):
-                    skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=stranger, plan=plan).run()
+                    given = {"cloud": stranger, "plan": make_plan("quality")}
+                    skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), **given).run()
                 assert time.monotonic() - began < 5  # not the 30 seconds of somebody who is away
-                stranger.close()
     with serving(open_toy("toy")) as server, pytest.raises(TlsFailure, match=r"speaks no TLS.*insecure"):
         skydraft.connect(server.address, tls_ca=ca).info()
     with pytest.raises(OptionError, match="not a certificate in PEM form"):
@@ -91,13 +87,11 @@ def test_plaintext_beyond_this_machine_has_to_be_asked_for() -> None:
     assert [ServerOptions(host).uses_tls for host in ("localhost:1", "cloud.example:1")] == [False, True]
 
 
-@pytest.mark.usefixtures("fixed_k")
 def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
     with serving(open_toy("toy"), metrics_port=free_port()) as server:
-        cloud = skydraft.connect(server.address)
-        edge = open_toy("toy:drift=0.2")
-        stats = skydraft.generate("语速", edge=edge, cloud=cloud, params=PARAMS).run().stats
-        cloud.close()
+        with closing(skydraft.connect(server.address)) as cloud:
+            edge, plan = open_toy("toy:drift=0.2"), make_plan(k=5)
+            stats = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=PARAMS).run().stats
         name = 'spec_decode_num_{}_total{{model="toy"}}'.format
         assert server.metric(name("drafts")) == stats.num_escalated
         assert server.metric(name("draft_tokens")) == stats.num_draft_tokens
