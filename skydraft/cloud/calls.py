@@ -1,62 +1,26 @@
-"""The calls of a server: which methods there are, how each call ends, and how many ended how."""
+"""How calls of a server end, and its methods of one question and one answer."""
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
 from skydraft.access.keys import Keyring
 from skydraft.cloud import log
-from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, SkydraftError
+from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError
 from skydraft.protocol.codec import VOCABULARY_WANTED, encode_info
 from skydraft.protocol.status import to_status
-from skydraft.protocol.values import GET_INFO, HEALTH, SERVING, SESSION, ServerInfo
+from skydraft.protocol.values import GET_INFO, HEALTH, SERVING, ServerInfo
 
 QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for them
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[RpcContext], Awaitable[None]]
 
 
-class Calls:
-    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
-    keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
-
-    `num_ended` counts calls by (path, "ok" or the name of the error).
-    """
-
-    def __init__(self) -> None:
-        self.methods: dict[str, Method] = {}
-        self.num_ended = Counter[tuple[str, str]]()
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
-
-    def answer_at(self, server: grpc.aio.Server) -> None:
-        """Has to be called before the server starts."""
-        for path in (SESSION, GET_INFO, HEALTH):
-            service, _, method = path[1:].partition("/")
-            server.add_registered_method_handlers(service, {method: self._handler(path)})
-
-    def _handler(self, path: str) -> Any:
-        async def answer(requests: Any, context: RpcContext) -> None:
-            outcome = "Cancelled"
-            try:
-                if not (method := self.methods.get(path)):
-                    raise CloudLost("The server is starting: its model loads.")
-                await method(context)
-                outcome = "ok"
-            except Exception as error:
-                outcome = type(error).__name__
-                await abort(context, error)
-            finally:
-                self.num_ended[path, outcome] += 1
-
-        return grpc.stream_stream_rpc_method_handler(answer)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
+def is_news(record: logging.LogRecord) -> bool:
     """False for what gRPC logs when a client leaves just before the last status of its call is sent."""
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 

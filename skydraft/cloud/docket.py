@@ -20,7 +20,7 @@ from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRef
 from skydraft.protocol.values import OpenCall, Opened, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
-TICK_S = 0.5  # how often idle sessions are checked, at least
+TICK_S = 0.5  # how often idle sessions are checked
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
 Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
@@ -186,7 +186,7 @@ class Docket:
         self.totals = Totals()
         self.is_stopping = False
         self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
-        self._clock = clock
+        self._clock, self._next_tick = clock, 0.0
         self._waiting: list[Job] = []
         self._active: list[Job] = []
         self.work_done = WorkShares()  # rows, by owner
@@ -231,8 +231,10 @@ class Docket:
         self.sessions.close(key)
 
     def expire(self) -> None:
-        """Close sessions that were idle for too long."""
-        self.sessions.expire(self.busy)
+        """Close sessions that were idle for too long; checks once per `TICK_S`."""
+        if (now := self._clock()) >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self.sessions.expire(self.busy)
 
     def admit(self) -> None:
         """Give waiting jobs their sessions, as far as these are idle and seats are free."""

@@ -7,8 +7,8 @@ import grpc
 
 from skydraft.access.certificates import Certificate
 from skydraft.access.keys import Keyring
-from skydraft.cloud.calls import Calls
 from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.service import Calls
 from skydraft.errors import OptionError
 from skydraft.protocol.values import FEW_FRAMES
 

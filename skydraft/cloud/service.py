@@ -1,10 +1,12 @@
-"""The service: bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
+"""The service: calls, bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from typing import Any
+
+import grpc
 
 import skydraft.errors as errors
 from skydraft.access.keys import Keyring
@@ -12,7 +14,7 @@ from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud import log
-from skydraft.cloud.calls import RpcContext, authorization
+from skydraft.cloud.calls import Method, RpcContext, abort, authorization, is_news
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
@@ -20,11 +22,56 @@ from skydraft.cloud.worker import Worker
 from skydraft.config import MAX_K
 from skydraft.decoding.race.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
-from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
+from skydraft.protocol.values import (
+    GET_INFO,
+    HEALTH,
+    SESSION,
+    CloseCall,
+    OpenCall,
+    Opened,
+    Opening,
+    Stopped,
+    VerifyCall,
+)
 from skydraft.types import Draft, Verdict
 
 _MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
+
+
+class Calls:
+    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
+    keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
+
+    `num_ended` counts calls by (path, "ok" or the name of the error).
+    """
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Method] = {}
+        self.num_ended = Counter[tuple[str, str]]()
+        logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
+
+    def answer_at(self, server: grpc.aio.Server) -> None:
+        """Has to be called before the server starts."""
+        for path in (SESSION, GET_INFO, HEALTH):
+            service, _, method = path[1:].partition("/")
+            server.add_registered_method_handlers(service, {method: self._handler(path)})
+
+    def _handler(self, path: str) -> Any:
+        async def answer(requests: Any, context: RpcContext) -> None:
+            outcome = "Cancelled"
+            try:
+                if not (method := self.methods.get(path)):
+                    raise errors.CloudLost("The server is starting: its model loads.")
+                await method(context)
+                outcome = "ok"
+            except Exception as error:
+                outcome = type(error).__name__
+                await abort(context, error)
+            finally:
+                self.num_ended[path, outcome] += 1
+
+        return grpc.stream_stream_rpc_method_handler(answer)
 
 
 class VerifierService:
@@ -102,7 +149,8 @@ class VerifierService:
             return False
         stream.session, stream.is_busy = call.session, True
         self._check(call)
-        self._budget.spend(stream.owner, call.num_rows)
+        if self._limits.rows_per_s:
+            self._budget.spend(stream.owner, call.num_rows)
         grammar = await self._compile(call.opening, stream.owner)
         await self._serve(call, stream, context)
         del grammar

@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import skydraft
 from skydraft import make_plan
-from skydraft.cloud.calls import Calls, abort
+from skydraft.cloud.calls import abort
 from skydraft.cloud.logs import JsonLines
 from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.service import Calls
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import LimitExceeded, NotAuthorized, OptionError, ProtocolError, RateLimited, TlsFailure
