@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,11 +78,12 @@ def racing(desk: Desk, edge: Edge, right: tuple[int, ...], **options: Any) -> An
 
 def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
-    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, params)
-    asked = racing(desk, edge, edge.likely(30))
+    desk, edge, charged = desk_of(4, max_rows=4), Edge(0, 4, params), list[int]()
+    budget = SimpleNamespace(charge=lambda owner, num_rows: charged.append(num_rows) or 0.0)
+    asked = racing(desk, edge, edge.likely(30), budget=budget)
     parts = asked.answers[1:]
     assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
-    assert desk.engine.num_rows == 30  # one for each token
+    assert desk.engine.num_rows == 30 == sum(charged) + 1  # one for each token; the first was paid for when asked
     assert (desk.docket.totals.num_drafts, desk.docket.totals.num_accepted) == (21, 21)
 
 
