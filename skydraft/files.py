@@ -1,14 +1,12 @@
 """Files: small ones are read without waiting, and state files are written whole."""
 
 import errno
-import io
 import logging
 import os
 import re
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, TextIO
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
@@ -57,20 +55,6 @@ def adapters_in(folder: Path) -> list[str]:
     """The names of the adapters in a folder, each at NAME/adapter.gguf. What no request could name is left out."""
     found = [path.parent.name for path in folder.glob(f"*/{ADAPTER}") if path.is_file()]
     return sorted(filter(is_adapter_name, found))
-
-
-def open_named(path: Path, mode: Literal["w", "a"], permissions: int = 0o666) -> TextIO:
-    """Open a text file whose errors in writing name it; a new one gets `permissions`. Raises OSError."""
-    raw = _Named(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", newline="")
-
-
-class _Named(io.FileIO):
-    def write(self, data: Any) -> int | None:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.name)) from error
 
 
 def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:

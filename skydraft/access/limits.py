@@ -22,7 +22,6 @@ class Limits:
     max_sessions: int = 8
     max_prompt: int = 4096
     max_queue: int = 256
-    max_message_bytes: int = 256 * 1024
     session_ttl_s: float = 300.0
     rows_per_s: float = 0.0
 
