@@ -207,10 +207,9 @@ def check_execution(execution: str) -> None:
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use; a container often has fewer than the machine. At least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # versions 2 and 1
-        with suppress(OSError, ValueError):  # not there, or no limit
-            quota, period = (int(word) for file in files for word in (cgroup / file).read_text().split())
-            return max(1, min(cores, math.ceil(quota / period))) if quota > 0 else cores
+    with suppress(OSError, ValueError):  # not there, or no limit
+        quota, period = (int(word) for word in (cgroup / "cpu.max").read_text().split())
+        cores = max(1, min(cores, math.ceil(quota / period)))
     return cores
 
 
@@ -219,9 +218,6 @@ def free_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/
     free = None
     with suppress(OSError, ValueError, IndexError):
         free = int(proc.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
-    if free is None:  # not Linux: half of what the machine has
-        with suppress(OSError, ValueError, AttributeError):
-            free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with suppress(OSError, ValueError):  # no container, or no limit
         most, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
         with suppress(OSError, ValueError, IndexError):  # files that it gives up when it needs the room

@@ -205,10 +205,6 @@ class EngineBusy(EngineError):
 class BaseMismatch(SkydraftError):
     grpc_status = "FAILED_PRECONDITION"
 
-    def __init__(self, base: int, length: int) -> None:
-        super().__init__(f"A block or verdict follows {base} generated tokens, but the text has {length}.")
-        self.base, self.length = base, length
-
 
 class Cancelled(SkydraftError):
     grpc_status = "CANCELLED"

@@ -1,14 +1,12 @@
-"""Files: small ones are read without waiting, state files are written whole, and damaged ones are set aside."""
+"""Files: small ones are read without waiting, and state files are written whole."""
 
 import errno
-import io
 import logging
 import os
 import re
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, TextIO
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
@@ -59,20 +57,6 @@ def adapters_in(folder: Path) -> list[str]:
     return sorted(filter(is_adapter_name, found))
 
 
-def open_named(path: Path, mode: Literal["w", "a"], permissions: int = 0o666) -> TextIO:
-    """Open a text file whose errors in writing name it; a new one gets `permissions`. Raises OSError."""
-    raw = _Named(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", newline="")
-
-
-class _Named(io.FileIO):
-    def write(self, data: Any) -> int | None:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.name)) from error
-
-
 def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:
     """A lock for `with`, until the process ends at the latest; its folder is made if missing. Raises `busy` if another
     process keeps it so long."""
@@ -80,14 +64,6 @@ def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractCo
         return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
     except Timeout as error:
         raise busy from error
-
-
-def set_aside(path: Path, meaning: str) -> None:
-    """Rename a damaged file, and say so in a line that ends with `meaning`. Raises OSError."""
-    aside = path.with_name(f"{path.name}.damaged-{token_hex(3)}")
-    with suppress(FileNotFoundError):  # another process was faster
-        os.replace(path, aside)
-        log.warning("skydraft: %s was damaged and is now %s: %s.", path, aside.name, meaning)
 
 
 def warn_if_shared(path: Path) -> None:

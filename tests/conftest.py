@@ -3,9 +3,6 @@ that left it. Models are read from the user's cache; nothing is written there.
 
 Test processes run side by side, so torch and numpy compute in one thread: threads that wait for each other on busy
 cores take ten times as long.
-
-By itself `lossless` streams the target where drafting would be slower, as it is with toys. A law about drafting and
-checking would then hold of itself: its module uses `fixed_k`, with which `lossless` drafts blocks of five.
 """
 
 import gc
@@ -18,16 +15,9 @@ from typing import Any
 
 import pytest
 
-from skydraft.config import MODES, ModeSpec
 from skydraft.models import cache_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before either is imported
-
-
-@pytest.fixture
-def fixed_k(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`lossless` drafts blocks of five tokens, however fast the target is."""
-    monkeypatch.setitem(MODES, "lossless", ModeSpec("always", 5))
 
 
 @pytest.fixture
@@ -64,7 +54,7 @@ def link_models(home: Path) -> None:
 
 
 # Groups of files that one process runs, before everything else: it opens and probes the demo pair once, and it alone
-# imports torch, which takes seconds and half a gigabyte. The files that take longest come next.
+# imports torch, which takes seconds and half a gigabyte.
 _TOGETHER: dict[str, tuple[str, ...]] = {
     "real_pair": ("tests/real_pair/",),
     "torch": (
@@ -73,11 +63,6 @@ _TOGETHER: dict[str, tuple[str, ...]] = {
         "tests/choosing/test_grammar.py",
     ),
 }  # fmt: skip
-_LONGEST = (
-    "tests/docs/test_commands.py", "tests/edge/test_faults.py", "tests/gateway/test_desk.py",
-    "tests/edge/test_remote.py", "tests/cli/test_compare.py", "tests/edge/test_unreliable.py",
-)  # fmt: skip
-_FIRST = (*_TOGETHER, *_LONGEST)
 
 
 def _group(nodeid: str) -> str:
@@ -86,26 +71,10 @@ def _group(nodeid: str) -> str:
     return next((name for name, starts in _TOGETHER.items() if path.startswith(starts)), path)
 
 
-# Files that use `fixed_k` throughout.
-_FIXED_K = {
-    "tests/cli/test_learn.py", "tests/cloud/test_grammars.py", "tests/cloud/test_operating.py",
-    "tests/cloud/test_serving.py", "tests/decoding/test_conversations.py",
-    "tests/decoding/test_laws.py", "tests/edge/test_lying_servers.py", "tests/edge/test_mending.py",
-    "tests/edge/test_remote.py", "tests/edge/test_unreliable.py",
-    "tests/gateway/test_desk.py", "tests/gateway/test_structured.py", "tests/speech/test_tiny_pair.py",
-}  # fmt: skip
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.nodeid.partition("::")[0] in _FIXED_K and isinstance(item, pytest.Function):
-        item.fixturenames.insert(0, "fixed_k")
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest first, and the files of a group one after the other."""
-    places = {name: place for place, name in enumerate(_FIRST)}
-    items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
+    """Groups, which take longest, first."""
+    items.sort(key=lambda item: _group(item.nodeid) not in _TOGETHER)
 
 
 @pytest.hookimpl(optionalhook=True)

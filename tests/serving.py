@@ -250,29 +250,18 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
         self._server.start()
 
     def service(self, details: Any) -> Any:
-        name = details.method.rpartition("/")[2]
+        """Every call is a stream of bytes each way, one question and one answer too."""
+        method = details.method.rpartition("/")[2]
 
-        def unary(request: bytes, context: Any) -> Any:
-            self.requests.append((name, request))
-            if self.silence:
-                list(self.silence(iter(()), context))
-            try:
-                if self.is_down:
-                    raise grpc.RpcError
-                reply = self._channel.unary_unary(details.method)(request, timeout=context.time_remaining())
-            except grpc.RpcError as error:
-                self._end(error, context)
-            self.replies.append((name, reply))
-            return reply
-
-        def session(requests: Any, context: Any) -> Any:
-            asked_for, fault = "", None
+        def relayed(requests: Any, context: Any) -> Any:
+            asked_for, fault = method, None
 
             def passed_on() -> Iterator[bytes]:
                 nonlocal asked_for, fault
                 with suppress(grpc.RpcError):  # the edge hangs up
                     for request in requests:
-                        name = METHODS[pb.SessionRequest.FromString(request).action]
+                        is_session = method == "Session"
+                        name = METHODS[pb.SessionRequest.FromString(request).action] if is_session else method
                         asked_for = asked_for if name == "stop" else name
                         fault = next(self.faults, None) if name == "verify" else fault
                         self.requests.append((name, request))
@@ -285,7 +274,8 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
             context.add_callback(call.cancel)
             try:
                 for message in call:
-                    self._passes.wait(PATIENCE_S)
+                    if method == "Session":
+                        self._passes.wait(PATIENCE_S)
                     if spoils := self.silence or fault:
                         yield from spoils(chain([message], call), context)
                         return
@@ -296,9 +286,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types 
             finally:
                 call.cancel()
 
-        if name == "Session":
-            return grpc.stream_stream_rpc_method_handler(session)
-        return grpc.unary_unary_rpc_method_handler(unary)
+        return grpc.stream_stream_rpc_method_handler(relayed)
 
     def _end(self, error: Any, context: Any) -> NoReturn:
         if not self.is_down:

@@ -1,8 +1,6 @@
 """Every measurement can be started: it finds what it imports, and says how it is called."""
 
 import importlib
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,10 +30,3 @@ def test_bench_lists_and_runs_its_commands(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit) as ended:
         main(["reference", "--help"])
     assert not ended.value.code and capsys.readouterr().out.startswith("usage: python -m bench reference")
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
-def test_the_long_laws_run_with_make_test_long() -> None:
-    asked = ["make", "--dry-run", "test-long"]
-    said = subprocess.run(asked, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True).stdout
-    assert 'pytest -m "not installs" --num' in said

@@ -22,8 +22,11 @@ CONTRACT = " ".join(("-m pytest -q", *(f"tests/engines/test_{part}.py" for part 
 USES: dict[str, list[str]] = {
     "": [TOYS],
     "service": [f"{TOYS} --regex [a-z]+", "-m skydraft.cli.main gateway --help", "-c import\txllamacpp"],
-    "report": ["-c from\tskydraft.evaluation.report.plots\timport\tload_pyplot;load_pyplot()"],
-    "omni,learn": ["-c from\tskydraft.engines.trainable\timport\tcheck_trainable;check_trainable()", CONTRACT],
+    "report": ["-c from\tskydraft.lab.evaluation.report.plots\timport\tload_pyplot;load_pyplot()"],
+    "omni,learn": [
+        "-c from\tskydraft.engines.checkpoints.trainable\timport\tcheck_trainable;check_trainable()",
+        CONTRACT,
+    ],
 }
 
 

@@ -87,12 +87,10 @@ def _read(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         if not (text := re.sub(r"(^|\s)#.*", "", line).strip()):
             continue
-        match, where = _LINE.fullmatch(text), f"Line {number} of the token file {path}"
-        if match is None or len(match["token"]) < _MIN_TOKEN_CHARS:
-            message = f"{where} must be LABEL TOKEN, with a token of at least {_MIN_TOKEN_CHARS} characters."
-            raise OptionError(message, hint="Make one with: openssl rand -hex 24.")
-        if match["token"] in labels:
-            message = f"{where} has the same token as a line before it."
-            raise OptionError(message, hint="Give each label a token of its own.")
+        match = _LINE.fullmatch(text)
+        if match is None or len(match["token"]) < _MIN_TOKEN_CHARS or match["token"] in labels:
+            form = f"LABEL TOKEN, with a token of its own of at least {_MIN_TOKEN_CHARS} characters"
+            hint = "Make one with: openssl rand -hex 24."
+            raise OptionError(f"Line {number} of the token file {path} must be {form}.", hint=hint)
         labels[match["token"]] = match["label"]
     return labels

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from skydraft.config import MAX_K
 from skydraft.errors import OptionError, RateLimited
 
 _BURST_S = 2.0  # seconds of its rate that a token may use at once
@@ -17,16 +16,13 @@ class Limits:
     """Limits in tokens, rows, bytes and seconds; 0 is no limit where it is a default.
 
     `max_sessions` limits the sessions with KV memory, `max_queue` the waiting requests, and `session_ttl_s` the time
-    that a session may be idle. `sessions_per_token` and `rows_per_s` (of the target) apply to each bearer token.
+    that a session may be idle. `rows_per_s` (of the target) applies to each bearer token.
     """
 
     max_sessions: int = 8
     max_prompt: int = 4096
-    max_block: int = MAX_K
     max_queue: int = 256
-    max_message_bytes: int = 256 * 1024
     session_ttl_s: float = 300.0
-    sessions_per_token: int = 0
     rows_per_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -62,8 +58,3 @@ class RowBudget:
             left = min(left + (now - before) * self._rate, self._burst) - num_rows
             self._left[label] = left, now
         return 0.0 if left > 0 else (1 - left) / self._rate
-
-    def has_spare(self, label: str) -> bool:
-        """Whether the bucket is more than half full: texts do not need these rows themselves."""
-        self.charge(label, 0)
-        return not self._rate or self._left[label][0] > self._burst / 2

@@ -1,6 +1,5 @@
 """`skydraft`: the entry point, and the one place where errors become a line on stderr and an exit status."""
 
-import errno
 import io
 import os
 import signal
@@ -83,8 +82,7 @@ def run(args: Seq[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        unnamed = "standard output" if error.errno == errno.ENOSPC else "the system refused"
-        return _fail(f"{error.strerror or error}: {error.filename or unnamed}.", 1)
+        return _fail(f"{error.strerror or error}: {error.filename or 'the system refused'}.", 1)
 
 
 def _fill_streams() -> None:

@@ -26,7 +26,6 @@ _server_section = section("server", "Server", ServeOptions, [
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
     option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", type=PORTS, default=0),
-    option("--log-prompts", None, "Write the token ids of prompts into the log.", is_flag=True),
     option("--execution", None, "exact: each answer is bit for bit as without other requests. throughput: one forward "
            "for all, near ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ])  # fmt: skip
@@ -35,12 +34,9 @@ _LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
 _limits_section = section("limits", "Limits", Limits, [
     option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
     option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
-    option("--max-block", "N", "Drafted tokens of a block.", default=_DEFAULT.max_block),
     option("--max-queue", "N", "Requests that may wait.", default=_DEFAULT.max_queue),
     option("--session-ttl session_ttl_s", "S", "Seconds until an unused session is closed.",
            default=_DEFAULT.session_ttl_s),
-    option("--sessions-per-token", "N", "Sessions of one token at a time; 0 is no limit.",
-           default=_DEFAULT.sessions_per_token),
     option("--rows-per-s", "R", "Target rows a second for one token; 0 is no limit.", default=_DEFAULT.rows_per_s),
 ])  # fmt: skip
 

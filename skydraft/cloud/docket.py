@@ -6,13 +6,13 @@ Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from skydraft.access.limits import Limits, RowBudget
 from skydraft.access.shares import WorkShares
 from skydraft.cloud import log
-from skydraft.cloud.sessions import CloudSession, ServedModel, Sessions
+from skydraft.cloud.sessions import CloudSession, Key, ServedModel, Sessions
 from skydraft.decoding.race.branch import num_fed
 from skydraft.decoding.verification import TargetSession, Verification
 from skydraft.engines.vocab import TokenIds
@@ -20,15 +20,36 @@ from skydraft.errors import CloudDraining, CloudFailure, EngineError, GrammarRef
 from skydraft.protocol.values import OpenCall, Opened, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
-if TYPE_CHECKING:
-    from skydraft.cloud.metrics import Metrics
-
 TICK_S = 0.5  # how often idle sessions are checked
 _LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
-_NO_BOUND = RowBudget(0.0)
 _TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
 Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
 Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a server has done since its start. The worker's thread counts; any thread may read."""
+
+    num_blocks: int = 0  # judged
+    num_drafts: int = 0  # tokens
+    num_accepted: int = 0
+    num_tokens: int = 0
+    num_forwards: int = 0
+    num_rows: int = 0
+    forward_s: float = 0.0
+
+    def forward(self, num_rows: int, seconds: float) -> None:
+        self.num_forwards += 1
+        self.num_rows += num_rows
+        self.forward_s += seconds
+
+    def judged(self, verdict: Verdict, num_drafts: int, *, is_block: bool) -> None:
+        """`is_block`: it is the verdict of a request, not of what the target writes after it."""
+        self.num_blocks += is_block
+        self.num_drafts += num_drafts
+        self.num_accepted += verdict.num_accepted
+        self.num_tokens += verdict.num_tokens
 
 
 class Job:
@@ -36,13 +57,12 @@ class Job:
 
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
     A text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` come while
-    it writes; any thread may add some. Their rows are used while the owner has spare ones, so that no text gets slower
-    by its drafts.
+    it writes; any thread may add some. A budget is charged for tokens, so no text gets slower by its drafts.
     """
 
     def __init__(
         self, call: OpenCall | VerifyCall, owner: str, deliver: Deliver, arrived: float,
-        drafts: deque[Draft] | None = None, budget: RowBudget = _NO_BOUND,
+        drafts: deque[Draft], budget: RowBudget,
     ) -> None:  # fmt: skip
         self.call, self.owner = call, owner
         self.key = call.session, owner
@@ -50,12 +70,10 @@ class Job:
         self.num_to_write = call.write if isinstance(call, VerifyCall) else 0
         self.is_answered = False
         self.has_verdict = False  # the verdict was sent; the target writes now
-        self.verdict: Verdict | None = None  # computed for this job, not remembered from an earlier one
-        self.num_written = self.num_fed = self.num_right = 0  # tokens after the verdict; drafts judged with these
         self.session: CloudSession | None = None
         self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
         self.cost = Cost()  # so far, of the answer under way
-        self.delivers, self._drafts, self._budget = [deliver], deque[Draft]() if drafts is None else drafts, budget
+        self.delivers, self._drafts, self._budget = [deliver], drafts, budget
 
     @property
     def target(self) -> TargetSession:
@@ -115,8 +133,7 @@ class Job:
         while self._drafts:
             branch.take(self._drafts.popleft(), text)
         waiting = branch.after(text)
-        may_draft = self.has_verdict and waiting and self._budget.has_spare(self.owner)
-        return waiting[: self.num_to_write - 1] if may_draft else ()
+        return waiting[: self.num_to_write - 1] if self.has_verdict else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
         """The feed of the next token that the target writes, with drafts after it."""
@@ -130,23 +147,20 @@ class Job:
         if before.num_rows // _TURN_ROWS < self.cost.num_rows // _TURN_ROWS:
             self.due = now
 
-    def commit(self, now: float) -> Answer | None:
-        """Commit the judged block. Returns the last answer, or None if the target continues to write."""
+    def commit(self, now: float, totals: Totals) -> Answer | None:
+        """Commit the judged block, and count it. Returns the last answer, or None if the target continues to write."""
         assert self.work and self.session and isinstance(self.call, VerifyCall)  # it was in the batch
         done, self.work = self.work, None
         queue_ms = max((now - self._arrived) * 1e3 - self.cost.forward_ms, 0.0)
         verdict = self.target.commit(done, replace(self.cost, queue_ms=queue_ms))
+        totals.judged(verdict, len(done.block.token_ids), is_block=not self.has_verdict)
         if verdict.finish:
             self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
             drafts = done.block.token_ids
-            self.num_written += verdict.num_tokens
-            self.num_fed += len(drafts)
-            self.num_right += verdict.num_accepted
-            pause_s = self._budget.charge(self.owner, len(drafts) + 1)
+            pause_s = self._budget.charge(self.owner, verdict.num_tokens)
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
-        self.verdict = verdict
         self.session.last = (self.call, verdict)
         # The rows of the verdict were charged with the request.
         return self._go_on(now) if self._writes_after(verdict, done.block) else verdict
@@ -164,12 +178,12 @@ class Docket:
     """The open jobs of a server. Each job gets exactly one last answer; a session serves one job at a time.
 
     Owners get equal shares: jobs of the owner with the fewest rows go first, and of one owner's jobs the oldest.
-    The service limits how many jobs may wait. `metrics` are given by the worker that runs.
+    The service limits how many jobs may wait.
     """
 
     def __init__(self, served: ServedModel, limits: Limits, clock: Callable[[], float]) -> None:
         self.sessions = Sessions(served, limits, clock)
-        self.metrics: Metrics | None = None
+        self.totals = Totals()
         self.is_stopping = False
         self.num_sessions = 0  # with KV memory, as of the last `admit`; other threads may read it
         self._clock, self._next_tick = clock, 0.0
@@ -182,8 +196,8 @@ class Docket:
         return (*self._active, *self._waiting)
 
     @property
-    def busy(self) -> frozenset[int]:
-        return frozenset(job.call.session for job in self._active)
+    def busy(self) -> frozenset[Key]:
+        return frozenset(job.key for job in self._active)
 
     def take(self, job: Job) -> None:
         """A repeated job shares the answer of the first; a superseding job ends the older one."""
@@ -209,30 +223,25 @@ class Docket:
         if job.has_verdict and not job.is_answered:
             self.end(job, Stopped(job.target.base))
 
-    def close(self, number: int, owner: str) -> None:
+    def close(self, key: Key) -> None:
         """End a session and its open jobs."""
         for job in self.jobs:
-            if job.key == (number, owner):
-                self.end(job, SessionNotFound(f"Session {number} was closed."))
-        self.sessions.close(number, owner)
+            if job.key == key:
+                self.end(job, SessionNotFound(f"Session {key[0]} was closed."))
+        self.sessions.close(key)
 
     def expire(self) -> None:
         """Close sessions that were idle for too long; checks once per `TICK_S`."""
-        if (now := self._clock()) < self._next_tick:
-            return
-        self._next_tick = now + TICK_S
-        self.sessions.expire(self.busy)
-        if self.metrics:
-            sessions = self.sessions
-            self.metrics.state(len(self.jobs), len(sessions), sessions.num_evicted, sessions.num_expired)
+        if (now := self._clock()) >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self.sessions.expire(self.busy)
 
     def admit(self) -> None:
         """Give waiting jobs their sessions, as far as these are idle and seats are free."""
         seatless: set[str] = set()  # owners without a free seat now: their further openings wait
         # A call without an opening goes first: its session must not be evicted for another while it waits.
         for job in sorted(self._waiting, key=lambda job: (job.call.opening is not None, *self._order(job))):
-            is_theirs = self.sessions.is_theirs(*job.key)
-            is_blocked = job.owner in seatless if is_theirs is None else is_theirs and job.call.session in self.busy
+            is_blocked = job.key in self.busy if job.key in self.sessions else job.owner in seatless
             if not is_blocked and not self._try_to_seat(job):
                 seatless.add(job.owner)
                 self._make_way(job)
@@ -258,7 +267,7 @@ class Docket:
         for other in sorted(self._active, key=self._order, reverse=True):
             if other.has_verdict and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):
                 self.end(other, SessionNotFound("The session made way for a client that had none."))
-                self.sessions.close(*other.key)
+                self.sessions.close(other.key)
                 return
 
     def make_ready(self, job: Job) -> None:
@@ -303,7 +312,7 @@ class Docket:
     def commit(self, done: Iterable[Job]) -> None:
         for job in done:
             with self.failing(job):
-                if (answer := job.commit(self._clock())) is not None:
+                if (answer := job.commit(self._clock(), self.totals)) is not None:
                     self.end(job, answer)
 
     def end(self, job: Job, answer: Answer) -> None:
@@ -313,8 +322,6 @@ class Docket:
         if job.session:
             job.session.used_at = self._clock()
         job.answer(answer)
-        if self.metrics and isinstance(job.call, VerifyCall):
-            self.metrics.judged(job.verdict, len(job.call.draft_ids), job.num_written, job.num_fed, job.num_right)
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:
@@ -328,10 +335,10 @@ class Docket:
         """End a job with an error. Unless that is a refusal, it closes the session, whose state may be inconsistent."""
         if not isinstance(error, SkydraftError) or isinstance(error, EngineError):
             log.error("a job failed", exc_info=error)
-            self.sessions.close(*job.key, failed=True)
+            self.sessions.close(job.key, failed=True)
             error = CloudFailure("The server failed; its log says why.")
         elif isinstance(error, GrammarRefused):  # it needs too much, at some token
-            self.sessions.close(*job.key, failed=True)
+            self.sessions.close(job.key, failed=True)
         self.end(job, error)
 
     def stop(self) -> None:

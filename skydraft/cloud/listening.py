@@ -7,8 +7,8 @@ import grpc
 
 from skydraft.access.certificates import Certificate
 from skydraft.access.keys import Keyring
-from skydraft.cloud.calls import Calls
 from skydraft.cloud.options import ServeOptions
+from skydraft.cloud.service import Calls
 from skydraft.errors import OptionError
 from skydraft.protocol.values import FEW_FRAMES
 
@@ -19,6 +19,7 @@ _MOST_CALLS = ("grpc.max_concurrent_streams", 256)
 # Calls that nobody has looked at yet; gRPC cancels those beyond.
 _MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
 _INT32_MAX = 2**31 - 1  # of gRPC's settings
+_MESSAGE_BYTES = 256 * 1024  # of text
 _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
 _HANDSHAKE_MS = 10_000
 _MAX_CONNECTIONS = 800  # each is an open file, of which a process may have 1,024; an idle one takes 17 KB
@@ -40,17 +41,15 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 def _try(host: str, port: int) -> None:
     """Raises OSError unless the port is free at all addresses of the host. gRPC would not say why, or leave one out."""
-    failed, found = list[OSError](), socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, _, _, address in found:
         try:
             with socket.socket(family, kind) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
-            failed.append(error)
-    failed.sort(key=lambda error: error.errno != errno.EADDRINUSE)
-    if failed and (failed[0].errno == errno.EADDRINUSE or len(failed) == len(found)):
-        raise failed[0]
+            if error.errno == errno.EADDRINUSE or len(found) == 1:  # one of several may be of another machine
+                raise
 
 
 def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
@@ -71,7 +70,7 @@ class Listener:
     def __init__(self, options: ServeOptions, *, takes_audio: bool) -> None:
         self._options = options
         of_audio = _BYTES_PER_AUDIO_TOKEN * options.limits.max_prompt if takes_audio else 0  # they come in one message
-        self._most_bytes = min(options.limits.max_message_bytes + of_audio, _INT32_MAX)
+        self._most_bytes = min(_MESSAGE_BYTES + of_audio, _INT32_MAX)
         self.keyring = Keyring(options.token_file)
         self.calls = Calls()
         self.port = 0  # from `start` on

@@ -23,7 +23,6 @@ class ServeOptions:
     execution: Execution | None = None
     metrics_port: int = 0
     grace_s: float = 30.0
-    log_prompts: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

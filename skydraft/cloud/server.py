@@ -3,17 +3,17 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
 
 from skydraft import __version__
 from skydraft.cloud import log
+from skydraft.cloud.calls import questions
 from skydraft.cloud.listening import Listener
 from skydraft.cloud.options import ServeOptions
-from skydraft.cloud.questions import questions
-from skydraft.cloud.service import VerifierService, uncounted
+from skydraft.cloud.service import VerifierService
 from skydraft.cloud.worker import Worker
 from skydraft.errors import EngineError, OptionError, importing, telling
 from skydraft.protocol.codec import short_fingerprint
@@ -29,15 +29,12 @@ class CloudServer:
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker, self._options = worker, options
         self._listener = listener or Listener(options, takes_audio=worker.served.engine.takes_audio)
-        self._metrics = _metrics(worker.served.engine.name, options) if options.metrics_port else None
+        calls, keyring = self._listener.calls, self._listener.keyring
+        self._metrics = _metrics(worker, calls.num_ended, options) if options.metrics_port else None
         self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
-        keyring = self._listener.keyring
-        count = self._metrics.asked if self._metrics else uncounted
-        self._service = VerifierService(worker, keyring, options, count)
-        self._listener.calls.add(
-            questions(self.info, worker.served.engine.vocabulary_file, keyring, count)
-            | {SESSION: self._service.session}
-        )
+        self._service = VerifierService(worker, keyring, options)
+        calls.methods |= questions(self.info, worker.served.engine.vocabulary_file, keyring)
+        calls.methods[SESSION] = self._service.session
 
     def info(self) -> ServerInfo:
         engine, limits = self._worker.served.engine, self._options.limits
@@ -45,7 +42,7 @@ class CloudServer:
             version=__version__, model=engine.name, weights=engine.fingerprint,
             fingerprint=short_fingerprint(engine.vocab.fingerprint), vocab_size=engine.vocab.size,
             context_len=engine.context_len, execution=self._worker.served.execution,
-            max_block=limits.max_block, max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
+            max_sessions=limits.max_sessions, num_sessions=self._worker.docket.num_sessions,
         )  # fmt: skip
 
     async def start(self) -> int:
@@ -57,7 +54,7 @@ class CloudServer:
 
     def _work(self) -> None:
         try:
-            self._worker.run(self._metrics)
+            self._worker.run()
         except BaseException:
             log.critical("the worker died", exc_info=True)
 
@@ -108,10 +105,10 @@ def loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
         loop.close()
 
 
-def _metrics(model: str, options: ServeOptions) -> Any:
+def _metrics(worker: Worker, num_ended: Mapping[tuple[str, str], int], options: ServeOptions) -> Any:
     with importing("--metrics-port needs", "serve"):
         from skydraft.cloud.metrics import Metrics
-    metrics = Metrics(model)
+    metrics = Metrics(worker.served.engine.name, worker.docket, num_ended)
     what = f"Metrics cannot be served on port {options.metrics_port}"
     with telling(OptionError, what, "Choose another --metrics-port."):
         metrics.serve(options.metrics_port, options.host)

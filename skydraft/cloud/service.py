@@ -1,10 +1,12 @@
-"""The service: bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
+"""The service: calls, bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from typing import Any
+
+import grpc
 
 import skydraft.errors as errors
 from skydraft.access.keys import Keyring
@@ -12,52 +14,86 @@ from skydraft.access.limits import RowBudget
 from skydraft.access.shares import Shares
 from skydraft.choosing.grammar import compile_grammar
 from skydraft.cloud import log
-from skydraft.cloud.calls import Count, RpcContext, abort, authorization
+from skydraft.cloud.calls import Method, RpcContext, abort, authorization, is_news
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.streams import Stream, Streams
 from skydraft.cloud.worker import Worker
+from skydraft.config import MAX_K
 from skydraft.decoding.race.branch import MAX_AHEAD, MAX_KEPT
 from skydraft.protocol import codec
-from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, Stopped, VerifyCall
+from skydraft.protocol.values import (
+    GET_INFO,
+    HEALTH,
+    SESSION,
+    CloseCall,
+    OpenCall,
+    Opened,
+    Opening,
+    Stopped,
+    VerifyCall,
+)
 from skydraft.types import Draft, Verdict
 
 _MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
 Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
 
 
-def uncounted(kind: str, error: Exception | None) -> None:
-    """For a server without metrics."""
+class Calls:
+    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
+    keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
+
+    `num_ended` counts calls by (path, "ok" or the name of the error).
+    """
+
+    def __init__(self) -> None:
+        self.methods: dict[str, Method] = {}
+        self.num_ended = Counter[tuple[str, str]]()
+        logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
+
+    def answer_at(self, server: grpc.aio.Server) -> None:
+        """Has to be called before the server starts."""
+        for path in (SESSION, GET_INFO, HEALTH):
+            service, _, method = path[1:].partition("/")
+            server.add_registered_method_handlers(service, {method: self._handler(path)})
+
+    def _handler(self, path: str) -> Any:
+        async def answer(requests: Any, context: RpcContext) -> None:
+            outcome = "Cancelled"
+            try:
+                if not (method := self.methods.get(path)):
+                    raise errors.CloudLost("The server is starting: its model loads.")
+                await method(context)
+                outcome = "ok"
+            except Exception as error:
+                outcome = type(error).__name__
+                await abort(context, error)
+            finally:
+                self.num_ended[path, outcome] += 1
+
+        return grpc.stream_stream_rpc_method_handler(answer)
 
 
 class VerifierService:
     """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
 
-    def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions, count: Count) -> None:
+    def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions) -> None:
         limits = options.limits
         self._worker, self._docket = worker, worker.docket
         self._context_len = worker.served.engine.context_len
         self._keyring, self._limits = keyring, limits
         self._budget = RowBudget(limits.rows_per_s)
         self._streams = Streams(keyring, limits, worker.clock)
-        self._log_prompts, self._count = options.log_prompts, count
         self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
 
-    async def session(self, requests: Any, context: RpcContext) -> None:
-        is_entered = False
-        try:
-            with self._streams.entered(authorization(context)) as stream:
-                is_entered = True
-                await self._answer_all(stream, context)
-        except Exception as error:
-            if not is_entered:
-                self._count("session", error)
-            await abort(context, error)
+    async def session(self, context: RpcContext) -> None:
+        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
+        with self._streams.entered(authorization(context)) as stream:
+            await self._answer_all(stream, context)
 
     async def _answer_all(self, stream: Stream, context: RpcContext) -> None:
-        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
         reading = asyncio.ensure_future(self._read(stream, context))
         try:
             while (data := await self._next(stream)) is not None:
@@ -106,24 +142,18 @@ class VerifierService:
 
     async def _answer(self, data: bytes, stream: Stream, context: RpcContext) -> bool:
         """Answer a request; False if it closes the session."""
-        kind, owner = "session", stream.owner
-        try:
-            self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
-            call = codec.decode_call(data, stream.session, self._context_len)
-            if isinstance(call, CloseCall):
-                self._worker.post(partial(self._docket.close, call.session, owner))
-                return False
-            kind, stream.session, stream.is_busy = call.kind, call.session, True
-            self._check(call)
-            if self._limits.rows_per_s:
-                self._budget.spend(owner, call.num_rows)
-            grammar = await self._compile(call.opening, owner)
-            await self._serve(call, stream, context)
-            del grammar
-        except Exception as error:
-            self._count(kind, error)
-            raise
-        self._count(kind, None)
+        self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
+        call = codec.decode_call(data, stream.session, self._context_len)
+        if isinstance(call, CloseCall):
+            self._worker.post(partial(self._docket.close, (call.session, stream.owner)))
+            return False
+        stream.session, stream.is_busy = call.session, True
+        self._check(call)
+        if self._limits.rows_per_s:
+            self._budget.spend(stream.owner, call.num_rows)
+        grammar = await self._compile(call.opening, stream.owner)
+        await self._serve(call, stream, context)
+        del grammar
         return True
 
     async def _serve(self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext) -> None:
@@ -196,31 +226,20 @@ class VerifierService:
 
     def _check(self, call: OpenCall | VerifyCall) -> None:
         """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
-        num_ids = 0
-        if isinstance(call, VerifyCall):
-            _bound("block", len(call.draft_ids), self._limits.max_block, "Use a smaller --k.")
-            num_ids = call.base
-        if call.opening:
-            num_prompt = len(call.opening.prompt.token_ids)
-            hint = "Shorten it, or start the server with a larger --max-prompt."
-            _bound("prompt", num_prompt, self._limits.max_prompt, hint)
-            num_ids = max(num_prompt + num_ids, call.opening.num_ids)
-        if num_ids >= self._context_len:
-            hint = "Shorten the text, or start the server with a larger --context."
-            raise errors.LimitExceeded(f"{num_ids} tokens do not fit in the context of {self._context_len}.", hint=hint)
+        num_prompt = len(call.opening.prompt.token_ids) if call.opening else 0
+        num_drafts = len(call.draft_ids) if isinstance(call, VerifyCall) else 0
+        num_ids = num_prompt + call.base
+        for what, num, limit, hint in (
+            ("block", num_drafts, MAX_K, "Use a smaller --k."),
+            ("prompt", num_prompt, self._limits.max_prompt, "Shorten it, or raise --max-prompt of the server."),
+            ("text", num_ids, self._context_len - 1, "Shorten it, or raise --context of the server."),
+        ):
+            if num > limit:
+                raise errors.LimitExceeded(f"The {what} has {num} tokens; up to {limit} fit here.", hint=hint)
 
     def _log(self, call: OpenCall | VerifyCall, owner: str, answer: Answer) -> None:
-        extra: dict[str, Any] = {"session": call.session, "epoch": call.epoch, "token": owner}
+        extra = {"session": call.session, "epoch": call.epoch, "token": owner}
         if isinstance(call, VerifyCall) and isinstance(answer, Verdict):
             extra |= {"round": call.base, "drafted": len(call.draft_ids), "accepted": answer.num_accepted}
-            extra |= {"finish": answer.finish, "forward_ms": round(answer.cost.forward_ms, 2)}
-            extra["queue_ms"] = round(answer.cost.queue_ms, 2)
-        if call.opening is not None:
-            extra["base"] = len(call.opening.committed_ids)
-            extra |= {"prompt_ids": call.opening.prompt.token_ids} if self._log_prompts else {}
+            extra |= {"forward_ms": round(answer.cost.forward_ms, 2), "queue_ms": round(answer.cost.queue_ms, 2)}
         log.log(logging.INFO if call.opening is not None else logging.DEBUG, call.kind, extra=extra)
-
-
-def _bound(what: str, num_ids: int, most: int, hint: str) -> None:
-    if num_ids > most:
-        raise errors.LimitExceeded(f"The {what} has {num_ids} tokens; this server accepts up to {most}.", hint=hint)

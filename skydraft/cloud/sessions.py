@@ -4,9 +4,10 @@ An evicted or expired session costs its owner time, never tokens: the client ope
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from skydraft.protocol.values import OpenCall, Opening, TargetId, VerifyCall
 from skydraft.types import Reuse, Verdict
 
 _LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
+Key: TypeAlias = tuple[int, str]  # number and owner: two owners may have drawn the same number
 _FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may be asked for again
 
 
@@ -39,14 +41,17 @@ class ServedModel:
 class CloudSession:
     """One generation on the server. It holds a seat (KV memory) from its opening to its end."""
 
-    number: int
-    owner: str
+    key: Key
     epoch: int
     opening: Opening
     target: TargetSession
     branch: Branch
     used_at: float = 0.0  # by its last request or answer
     last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
+
+    @property
+    def owner(self) -> str:
+        return self.key[1]
 
     def recall(self, call: VerifyCall) -> Verdict | None:
         if self.last is None:
@@ -79,9 +84,9 @@ class Sessions:
         self._served, self._engine = served, served.engine
         self._limits, self._clock = limits, clock
         self._fingerprint = short_fingerprint(served.engine.vocab.fingerprint)
-        self._table: dict[int, CloudSession] = {}
+        self._table: dict[Key, CloudSession] = {}
         self._worths = defaultdict[str, Worth](Worth)  # of drafts, by owner: a new session buys no new trust
-        self.num_evicted = self.num_expired = 0
+        self.num_evicted = 0
 
     def __len__(self) -> int:
         """Of sessions with a seat."""
@@ -90,52 +95,48 @@ class Sessions:
     def _seated(self) -> list[CloudSession]:
         return [session for session in self._table.values() if session.target.is_seated]
 
-    def is_theirs(self, number: int, owner: str) -> bool | None:
-        """Whether the session of that number belongs to this owner; None if it does not exist."""
-        session = self._table.get(number)
-        return None if session is None else session.owner == owner
+    def __contains__(self, key: Key) -> bool:
+        return key in self._table
 
-    def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Collection[int]) -> CloudSession | None:
+    def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Container[Key]) -> CloudSession | None:
         """A call's session, opened if the call has an opening; None while no seat is free. None of `busy` is evicted.
         Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept."""
-        session, opening = self._table.get(call.session), call.opening
+        session, opening = self._table.get((call.session, owner)), call.opening
         if opening is None:
-            if session is None or session.owner != owner or session.epoch != call.epoch:
+            if session is None or session.epoch != call.epoch:
                 raise SessionNotFound(f"There is no epoch {call.epoch} of session {call.session}.")
-        elif session is not None and (session.owner != owner or not session.opening.begins_like(opening)):
+        elif session is not None and not session.opening.begins_like(opening):
             raise SessionTaken(f"Another generation has the number {call.session}.")
         elif session is not None and call.epoch < session.epoch:
             raise SessionNotFound(f"Session {call.session} is at epoch {session.epoch} already.")
         elif session is None or call.epoch > session.epoch:
-            session = self._open(call, opening, owner, busy)
+            session = self._open((call.session, owner), call.epoch, opening, busy)
         if session is not None:
             session.used_at = self._clock()
         return session
 
-    def _open(
-        self, call: OpenCall | VerifyCall, opening: Opening, owner: str, busy: Collection[int]
-    ) -> CloudSession | None:
-        before = self._table.get(call.session)
+    def _open(self, key: Key, epoch: int, opening: Opening, busy: Container[Key]) -> CloudSession | None:
+        before, owner = self._table.get(key), key[1]
         takes_over = before is not None and before.target.is_seated
-        rivals = [] if takes_over else self._rivals(owner)
-        victims = self._victims(rivals, owner, busy)
-        if rivals and not victims:
+        needs_victim = not takes_over and len(self) >= self._limits.max_sessions
+        victims = self._victims(owner, busy) if needs_victim else []
+        if needs_victim and not victims:
             return None
         target = self._new_target(opening)  # before anybody is evicted for it
         if before is not None and takes_over:
             target.adopt(before.target.release())  # the prompt is the same, and the rest is compared
         else:
-            if rivals:
-                self.close(victims[0].number)
+            if victims:
+                self.close(victims[0].key)
                 self.num_evicted += 1
             prompt = opening.prompt
             target.adopt(self._engine.begin(prompt.token_ids, prompt.media, self._reuse(opening, owner)))
-        self._table.pop(call.session, None)
+        self._table.pop(key, None)
         branch = Branch(Worth((theirs := self._worths[owner]).share, theirs))
-        session = self._table[call.session] = CloudSession(call.session, owner, call.epoch, opening, target, branch)
-        finished = [number for number, each in self._table.items() if not each.target.is_seated]
-        for number in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
-            self.close(number)
+        session = self._table[key] = CloudSession(key, epoch, opening, target, branch)
+        finished = [each.key for each in self._table.values() if not each.target.is_seated]
+        for old in finished[: -_FINISHED_KEPT * self._limits.max_sessions]:
+            self.close(old)
         return session
 
     def _new_target(self, opening: Opening) -> TargetSession:
@@ -163,14 +164,14 @@ class Sessions:
         if highest >= self._engine.vocab.size:
             raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
 
-    def _victims(self, rivals: Seq[CloudSession], owner: str, busy: Collection[int]) -> list[CloudSession]:
-        """Idle ones of `rivals` that may be evicted for a new session of `owner`, in the order of eviction.
+    def _victims(self, owner: str, busy: Container[Key]) -> list[CloudSession]:
+        """Idle sessions that may be evicted for a new one of `owner`, in the order of eviction.
 
         Abandoned sessions go first, then those of the owner with the most seats, and of these the least recently
         used. An owner with fewer seats than `owner` loses only abandoned sessions.
         """
         seats, left = self.shares, self._clock() - _LEFT_S
-        idle = [session for session in rivals if session.number not in busy]
+        idle = [session for session in self._seated() if session.key not in busy]
         may_go = [one for one in idle if one.used_at < left or seats.gives_way(one.owner, owner)]
         may_go.sort(key=lambda one: one.used_at)
         return sorted(seats.largest_first(may_go, lambda one: one.owner), key=lambda one: one.used_at >= left)
@@ -180,34 +181,23 @@ class Sessions:
         scope = f"{owner}\n{opening.cache_scope}"
         return Reuse(scope, self._served.execution == "exact") if opening.cache_scope else None
 
-    def _rivals(self, owner: str) -> list[CloudSession]:
-        """Sessions one of which must go first: the owner's at the owner's limit, all if no seat is free, else none."""
-        seated = self._seated()
-        own = [session for session in seated if session.owner == owner]
-        if 0 < self._limits.sessions_per_token <= len(own):
-            return own
-        return seated if len(seated) >= self._limits.max_sessions else []
-
     @property
     def shares(self) -> Shares:
         return Shares(self._limits.max_sessions, held=(session.owner for session in self._seated()))
 
-    def expire(self, busy: Collection[int]) -> None:
-        """Close sessions idle for longer than their time to live; `num_expired` counts unfinished ones."""
+    def expire(self, busy: Container[Key]) -> None:
+        """Close sessions idle for longer than their time to live."""
         latest = self._clock() - self._limits.session_ttl_s
-        expired = [n for n, session in self._table.items() if session.used_at < latest and n not in busy]
-        self.num_expired += sum(self._table[number].target.finish is None for number in expired)
-        for number in expired:
-            self.close(number)
+        for session in list(self._table.values()):
+            if session.used_at < latest and session.key not in busy:
+                self.close(session.key)
         self._engine.forget_kept(self._limits.session_ttl_s)
 
-    def close(self, number: int, owner: str | None = None, *, failed: bool = False) -> None:
-        """Close a session, if it exists and belongs to `owner` (None: any). The KV of a `failed` one is not reused."""
-        session = self._table.get(number)
-        if session is not None and owner in (None, session.owner):
+    def close(self, key: Key, *, failed: bool = False) -> None:
+        """Close a session, if it exists. The KV of a `failed` one is not reused."""
+        if session := self._table.pop(key, None):
             session.target.close(failed=failed)
-            del self._table[number]
 
     def close_all(self) -> None:
-        for number in list(self._table):
-            self.close(number)
+        for key in list(self._table):
+            self.close(key)

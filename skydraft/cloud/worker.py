@@ -3,12 +3,9 @@
 Read `Worker.step` first: it is the whole server without the network.
 """
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from skydraft.access.limits import Limits
 from skydraft.cloud import log
@@ -18,9 +15,6 @@ from skydraft.config import Execution
 from skydraft.decoding.race.cost_model import row_ms
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Rows
-
-if TYPE_CHECKING:
-    from skydraft.cloud.metrics import Metrics
 
 
 class Worker:
@@ -38,9 +32,8 @@ class Worker:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.post = self._inbox.put  # work that is run on the worker's thread before the next step
 
-    def run(self, metrics: Metrics | None = None) -> None:
+    def run(self) -> None:
         """Serve until stopped. Every waiting job is answered, even after a failure."""
-        self.docket.metrics = metrics
         try:
             while not self.docket.is_stopping:
                 self.receive(self.docket.idle_s())
@@ -97,8 +90,7 @@ class Worker:
             return self._verify(batch, rows, self.clock() - began)
 
     def _verify(self, batch: Batch, rows: list[Rows], seconds: float) -> list[Job]:
-        if metrics := self.docket.metrics:
-            metrics.forward(len(batch), sum(len(feed) for *_, feed in batch), seconds)
+        self.docket.totals.forward(sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
             # Drafts get rows that are left over: nobody's turn comes later for them.

@@ -35,7 +35,7 @@ from skydraft.types import Prompt
 _READ_ROWS = 16  # of one forward, when the draft model reads along
 _MOST_PREDICTED = 1 << 17  # tokens
 _CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
-_QUICK_S, _PATIENT_S = 0.5, 3.0  # timeouts for facts about the target: a text that may continue alone waits less
+_QUICK_S = 0.5  # for facts about the target, where a text may go on without it
 
 
 def start_generation(
@@ -66,7 +66,6 @@ class _Parts:
         self.request, self.prompts = prompted(request, self.reader)
         self.outage = self.target.meet_for(self.plan, self.vocab) if self.target else None
         self.facts = self._facts()
-        self.max_block = self.facts.max_block if self.facts else MAX_K
         self.gate = self._gate(calibrations)
         self.context, self.max_new_tokens = self._context()
         self.costs: CostModel | None = None  # of two models that share their processor
@@ -99,15 +98,15 @@ class _Parts:
         )  # fmt: skip
 
     def _facts(self) -> TargetFacts | None:
-        """Facts about the target, if the plan needs them; None if it does not answer while the plan can wait. In an
-        outage older ones will do."""
-        if self.target is None:
+        """Facts about the target for a calibrated gate. None if it does not answer while the plan can wait.
+
+        In an outage older ones will do.
+        """
+        if self.target is None or self.plan.gate.kind != "calibrated":
             return None
-        is_calibrated, falls_back = self.plan.gate.kind == "calibrated", self.target.falls_back(self.plan)
-        if is_calibrated and not falls_back:
+        if not self.target.falls_back(self.plan):
             return self.target.facts(None)
-        needs_facts = self.plan.k is None or is_calibrated or bool(self.request.params.grammar)
-        return self.target.facts((_QUICK_S if falls_back else _PATIENT_S) if needs_facts and not self.outage else 0)
+        return self.target.facts(0 if self.outage else _QUICK_S)
 
     def _gate(self, calibrations: Iterable[Path]) -> Gate:
         """The gate, once the draft model has the adapter for this prompt. An adapter that nobody named is left out
@@ -157,7 +156,7 @@ class _Parts:
             return Blocks(self.costs, read_ms[-1] / len(read_ms), len(self.prompts.edge.token_ids))
         thinks = bool(self.request.params.think_end)
         opens = plan.k and START in plan.gate.content_rules and not self.context.base and not thinks
-        k, opening = (min(most, self.max_block) for most in (plan.k or DEFAULT_K, OPENING if opens else 0))
+        k, opening = (plan.k or DEFAULT_K), (OPENING if opens else 0)
         return Turns(k, plan.back, opening, streams=plan.streams)
 
     def _drafter(self, turns: Turns) -> Drafter:
@@ -168,7 +167,6 @@ class _Parts:
         return Drafter(
             self.draft, self.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
             with_signals=request.with_signals or plan.gate.needs_signals,
-            longest=0 if self.target and not self.facts else self.max_block,
             reuse=request.reuse, scores=self.context.scores,
             # What is only drafted may be read in any parts.
             execution="throughput" if self.races and not plan.is_lossy else request.execution,
@@ -180,7 +178,7 @@ class _Parts:
             return None
         most = min(self.reader.context_len, _MOST_PREDICTED)
         prediction = self.reader.vocab.literal((self.request.prediction or "")[: _CHARS_READ * most])[:most]
-        return Copies(self.prompts.edge.token_ids, prediction, self.max_block, self.costs)
+        return Copies(self.prompts.edge.token_ids, prediction, MAX_K, self.costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:

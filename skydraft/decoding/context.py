@@ -52,7 +52,7 @@ class Context(Text):
 
     def commit_verdict(self, block: DraftBlock, verdict: Verdict) -> tuple[int, ...]:
         if verdict.base != block.base:
-            raise BaseMismatch(verdict.base, block.base)
+            raise BaseMismatch(f"A verdict on a block at {verdict.base} answers one at {block.base}.")
         committed = self._commit(block.base, verdict.commits(block), verdict.finish)
         if self.scores:
             self.scores.judged(block.base - len(verdict.audit), verdict.scores)
@@ -64,7 +64,7 @@ class Context(Text):
 
     def _commit(self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
         if base != self.base:
-            raise BaseMismatch(base, self.base)
+            raise BaseMismatch(f"A block or verdict follows {base} tokens, but the text has {self.base}.")
         self._tokens.extend(token_ids)
         if self.scores:
             self.scores.settle(base, token_ids)

@@ -34,17 +34,17 @@ class Drafter:
 
     A text has at most `max_new_tokens`. If `ends_blocks` is given, a block ends after the first token at which it
     returns True for the signals so far. `with_signals` measures signals, over the tokens that a grammar allows. A block
-    has at most `longest` tokens with the forced ones, or `k` if that is more. `reuse` is as in `Engine.begin`. `scores`
-    get all rows that are read.
+    has at most `MAX_K` tokens with the forced ones. `reuse` is as in `Engine.begin`. `scores` get all rows that are
+    read.
     """
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, max_new_tokens: int, *,
-        ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False, longest: int = MAX_K,
+        ends_blocks: Callable[[Seq[Signals]], bool] | None = None, with_signals: bool = False,
         reuse: Reuse | None = None, scores: Scores | None = None, execution: Execution | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._max_rows = engine, min(engine.max_rows(execution), _MANY_ROWS)
-        self._prompt, self._longest, self._reuse, self._scores = prompt, longest, reuse, scores
+        self._prompt, self._reuse, self._scores = prompt, reuse, scores
         self._chooser = Chooser(params, engine.vocab, len(prompt.token_ids))
         self._stopping = Stopping(params, engine.vocab, max_new_tokens)
         self._ends_blocks = ends_blocks
@@ -81,7 +81,7 @@ class Drafter:
         """The same, token by token: (tokens, what ended them, their cost)."""
         sequence, text, steps, known = self._open(), TokenBuffer(prefix), list[Step](), deque(begun)
         self._agrees.clear()  # of a text that was to be read to its end
-        longest = min(max(self._longest, k) if self._chooser.has_grammar else k, self.room(len(prefix)))
+        longest = min(MAX_K if self._chooser.has_grammar else k, self.room(len(prefix)))
         ended_by: EndedBy = "k"
         num_free = 0  # tokens that were chosen
         self._catch_up(sequence, prefix)

@@ -106,12 +106,11 @@ class SpeculativeLoop:
             if self.is_cancelled or not (error.is_outage and self.falls_back):
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
-        judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
         if verdict.draft_ids and self.ahead:
             judged = self.ahead.judged(block.base, verdict.draft_ids)
-            judged = replace(judged, cost=block.cost, read=block.read, num_unread=block.num_unread)
+            block = replace(judged, cost=block.cost, read=block.read, num_unread=block.num_unread)
         outcome: Outcome = "verified" if self.verifier.called else "written"
-        return self._commit(judged, verdict, outcome, reason, began)
+        return self._commit(block, verdict, outcome, reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
         """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from skydraft.config import MAX_K, DecodingParams, Execution
+from skydraft.config import DecodingParams, Execution
 from skydraft.decoding.accounts.prices import Prices
 from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.context import Context
@@ -21,14 +21,13 @@ from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Reuse, Ver
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Facts about a target before a text begins: its name, the fingerprint of its weights, the longest block it takes.
+    """Facts about a target before a text begins: its name and the fingerprint of its weights.
 
     A server without skydraft tells no fingerprint: `weights` is then `named_weights` of its model, "" if it names none.
     """
 
     name: str
     weights: str
-    max_block: int = MAX_K
 
 
 class Target(Protocol):
@@ -107,8 +106,6 @@ def target_of(cloud: Engine | Target, execution: Execution | None = None) -> Tar
 class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
     rows of one forward: at most `engine.invariant_rows` make every verdict bit-exact."""
-
-    max_block: int | None = None
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int,

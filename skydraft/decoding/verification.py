@@ -25,10 +25,6 @@ class Verifier(Protocol):
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
     sent: Sent
 
-    @property
-    def max_block(self) -> int | None:
-        """Of a longer block only so many tokens are judged; None: no limit is known."""
-
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
 
@@ -217,7 +213,7 @@ class TargetSession:
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
         """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
         if block.base != self.base + len(catch_up):
-            raise BaseMismatch(block.base - len(catch_up), self.base)
+            raise BaseMismatch(f"A block follows {block.base - len(catch_up)} tokens, but the text has {self.base}.")
         if self.finish or block.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from skydraft.decoding.accounts.prices import Prices
 from skydraft.errors import BudgetSpent, OptionError
-from skydraft.files import read_file, set_aside, write_whole
+from skydraft.files import log, read_file, write_whole
 from skydraft.types import LinkCost
 
 _Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -54,7 +54,7 @@ class DaySum:
         except FileNotFoundError:
             return _Spent()
         except ValueError:
-            set_aside(self.path, "what was spent today counts from 0")
+            log.warning("skydraft: %s is damaged: what was spent today counts from 0.", self.path)
             return _Spent()
 
 

@@ -311,7 +311,7 @@ class OwnServer(Channel):
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         info = await self.info(timeout_s)
-        return TargetFacts(info.model, info.weights, info.max_block)
+        return TargetFacts(info.model, info.weights)
 
     def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> OwnText:
         return OwnText(self, context, prompt, vocab, request)

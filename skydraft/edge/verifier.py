@@ -37,7 +37,6 @@ class RemoteText:
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
     ) -> None:  # fmt: skip
-        self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self.came: Came = lambda base, token_ids, num_accepted: None
         self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
         self._waiting, self._falls_back = waiting, falls_back
@@ -90,7 +89,7 @@ class RemoteText:
                     before.cancel()
             verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
-            self.came(block.base, verdict.commits(block.first(self.max_block)), 0)
+            self.came(block.base, verdict.commits(block), 0)
             await self._read_on(answers)
         except Exception as error:
             end = error
@@ -134,7 +133,7 @@ class RemoteText:
                 tries = tries or Situation(self._waiting.timeout_s, self._falls_back, began=max(began, since))
                 await self._mend(error, tries)
             try:
-                verdict = await self._judge(block, catch_up, write)
+                verdict = await self.there.verify(block, catch_up, write, self._waiting)
             except SkydraftError as failed:
                 error = failed
                 continue
@@ -142,16 +141,6 @@ class RemoteText:
                 self._servers.met(self._server, self.there.target)
                 self._met = self._server
             return verdict
-
-    async def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
-        try:
-            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
-        except errors.LimitExceeded:
-            facts = await self._servers.learn(self._server, self._waiting.timeout_s)
-            if len(block.token_ids) <= facts.max_block:
-                raise
-            self.max_block = facts.max_block
-            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
 
     async def _read_on(self, answers: Answers) -> None:
         """Read what the target writes until it stops, however slow the text's reader is. If that fails, the next call
@@ -294,10 +283,6 @@ class RemoteVerifier:
     @property
     def link(self) -> LinkCost:
         return self._text.there.spent
-
-    @property
-    def max_block(self) -> int | None:
-        return self._text.max_block
 
     def hear(self, came: Came) -> None:
         """Let the event loop call `came` for each verdict, before this thread has it."""

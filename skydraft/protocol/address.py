@@ -61,10 +61,8 @@ def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure:
 
 def parse_addresses(text: str) -> list[str]:
     """HOST:PORT of each server of a comma-separated list, without repetitions. Raises OptionError."""
-    servers = dict[tuple[str, int], str]()
-    for host, port in (parse_address(entry.strip()) for entry in text.split(",")):
-        servers.setdefault((str(_ip(host) or host.lower()), port), f"{host}:{port}")  # one spelling for each
-    return list(servers.values())
+    servers = (parse_address(entry.strip().lower()) for entry in text.split(","))
+    return list(dict.fromkeys(f"{host}:{port}" for host, port in servers))
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

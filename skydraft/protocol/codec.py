@@ -14,8 +14,8 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from skydraft.config import DecodingParams, Execution
-from skydraft.errors import GrammarRefused, LimitExceeded, OptionError, ProtocolError
+from skydraft.config import MAX_K, DecodingParams, Execution
+from skydraft.errors import LimitExceeded, ProtocolError
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import (
     CloseCall,
@@ -48,12 +48,10 @@ def short_fingerprint(fingerprint: str) -> str:
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Every defect of a message becomes a ProtocolError. GrammarRefused and LimitExceeded are none, and pass."""
+    """Every defect of a message becomes a ProtocolError; what an error of ours says of an option or limit passes."""
     try:
         yield
-    except GrammarRefused:
-        raise
-    except (DecodeError, ValueError, KeyError, OverflowError, OptionError, zlib.error) as error:
+    except (DecodeError, ValueError, KeyError, OverflowError, zlib.error) as error:
         raise ProtocolError(f"This is no valid {kind}: {error}") from error
 
 
@@ -79,8 +77,7 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
     for what, size, most in (
         ("stop strings", len(message.stop), 64),
         ("characters in stop strings", sum(map(len, message.stop)), 4096),
-        ("biased tokens", len(message.logit_bias), 1024),
-        ("stop tokens", len(message.stop_token_ids), 1024),
+        ("biased and stop tokens", len(message.logit_bias) + len(message.stop_token_ids), 1024),
         ("characters in tags of thinking", len(message.think_start) + len(message.think_end), 128),
     ):
         if size > most:
@@ -93,17 +90,13 @@ def _read_params(message: pb.DecodingParams) -> DecodingParams:
 
 
 def _opening_message(opening: Opening) -> pb.Opening:
-    """Raises ProtocolError for texts that no message can hold, such as half of a character."""
-    try:
-        return pb.Opening(
-            fingerprint=bytes.fromhex(opening.fingerprint),
-            prompt_ids=opening.prompt.token_ids, committed_ids=opening.committed_ids,
-            params=_params_message(opening.params) if opening.params != DecodingParams() else None,
-            num_best=opening.num_best, cache_scope=opening.cache_scope,
-            target=_target_message(opening.target), media=map(_media_message, opening.prompt.media),
-        )  # fmt: skip
-    except (ValueError, TypeError) as error:
-        raise ProtocolError(f"This cannot be sent: {error}") from error
+    return pb.Opening(
+        fingerprint=bytes.fromhex(opening.fingerprint),
+        prompt_ids=opening.prompt.token_ids, committed_ids=opening.committed_ids,
+        params=_params_message(opening.params) if opening.params != DecodingParams() else None,
+        num_best=opening.num_best, cache_scope=opening.cache_scope,
+        target=_target_message(opening.target), media=map(_media_message, opening.prompt.media),
+    )  # fmt: skip
 
 
 def target_id(weights: str, execution: str, context_len: int) -> TargetId:
@@ -316,6 +309,7 @@ def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
         vocabulary=zlib.compress(vocabulary) if vocabulary else b"",
         fingerprint=bytes.fromhex(info.fingerprint),
         execution=f"EXECUTION_{info.execution}".upper(),
+        max_block=MAX_K,
         **{name: getattr(info, name) for name in _AS_THEY_ARE},
     ).SerializeToString()
 
@@ -323,7 +317,7 @@ def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
 @reading("GetInfoReply")
 def decode_info(data: bytes) -> ServerInfo:
     message = pb.GetInfoReply.FromString(data)
-    sizes = message.vocab_size, message.context_len, message.max_block, message.max_sessions
+    sizes = message.vocab_size, message.context_len, message.max_sessions
     if min(sizes) < 1:
         raise ValueError("a size is 0")
     same = {name: getattr(message, name) for name in _AS_THEY_ARE}

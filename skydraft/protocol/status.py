@@ -26,8 +26,7 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
 _TLS = {
     "Hostname Verification": ("The certificate of the server names another host.",
                               "Give the name in it with --tls-name, or its own address."),
-    "certificate has expired": ("The certificate of the server has expired.", "Ask the operator of the server."),
-    "CERTIFICATE_VERIFY_FAILED": ("This machine trusts no signer of the server's certificate.",
+    "CERTIFICATE_VERIFY_FAILED": ("This machine trusts no signer of the server's certificate, or it has expired.",
                                   "Give the certificate that signed it with --tls-ca."),
     "WRONG_VERSION_NUMBER": ("The server speaks no TLS.",
                              "Check the port; without encryption, leave out --tls-ca or give --insecure."),
@@ -48,8 +47,6 @@ _BY_REASON = {_reason(kind): kind for kind in _tree(SkydraftError)}
 
 def to_status(error: SkydraftError) -> Any:
     info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=_DOMAIN)
-    if isinstance(error, errors.BaseMismatch):
-        info.metadata["base"], info.metadata["length"] = str(error.base), str(error.length)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=error.line)
     status.details.add().Pack(info)
     if isinstance(error, errors.RateLimited):
@@ -64,8 +61,6 @@ def from_rpc(rpc: Any) -> SkydraftError:
     text = one_line(rpc.details() or "") or "no reason given"
     info, delay_s = _details(rpc)
     kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None
-    if kind is errors.BaseMismatch:
-        return errors.BaseMismatch(_number(info.metadata.get("base", "")), _number(info.metadata.get("length", "")))
     if kind is errors.RateLimited:
         return errors.RateLimited(text, retry_after_s=delay_s)
     if kind is not None:
@@ -81,10 +76,6 @@ def from_rpc(rpc: Any) -> SkydraftError:
             f"The server speaks no {SERVICE}: {text.rstrip('.')}.", hint="Use one version of skydraft on both sides."
         )
     return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 def _details(rpc: Any) -> tuple[error_details_pb2.ErrorInfo, float]:

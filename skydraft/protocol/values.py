@@ -65,6 +65,10 @@ class OpenCall:
     opening: Opening
 
     @property
+    def base(self) -> int:
+        return len(self.opening.committed_ids)
+
+    @property
     def num_rows(self) -> int:
         return self.opening.num_ids
 
@@ -123,7 +127,6 @@ class ServerInfo:
     vocab_size: int
     context_len: int
     execution: Execution
-    max_block: int
     max_sessions: int
     num_sessions: int
     weights: str = ""  # fingerprint of the model

@@ -63,7 +63,7 @@ def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, gi
     (f"ann {ANN}\n{BOB}\n", "Line 2 .*LABEL TOKEN"), (f"ann {ANN[:-1]}\n", "Line 1 .*16"),
     (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
     (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
-    (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*has the same token"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
+    (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*token of its own"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
     ("\udcff\udcfe", "cannot be read: it is not UTF-8"), (None, "cannot be read"),
 ])  # fmt: skip
 def test_a_wrong_file_is_one_clear_line_that_shows_no_token(path: Path, text: str | None, says: str) -> None:

@@ -51,7 +51,7 @@ def test_the_rate_and_a_burst_get_through_as_does_who_waits(rate: float, request
         spent += num_rows
 
 
-@pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_block", "max_queue", "session_ttl_s"])
+@pytest.mark.parametrize("name", ["max_sessions", "max_prompt", "max_queue", "session_ttl_s"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_limits_that_nobody_could_keep_are_refused_by_the_name_of_their_option(name: str, value: float) -> None:
     with pytest.raises(OptionError, match=name) as raised:

@@ -11,13 +11,13 @@ from .conftest import TOYS, Invoke
 
 def collect(invoke: Invoke, folder: Path, *prompts: str) -> None:
     for prompt in prompts:
-        status, _, err = invoke("generate", prompt, *TOYS, "-m", "lossless", "-n", "12", "-q", "--learn", str(folder))
+        status, _, err = invoke("generate", prompt, *TOYS, "--k", "5", "-n", "12", "-q", "--learn", str(folder))
         assert status == 0
         assert "are kept in" in err and "learn forget" in err
 
 
 def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_path: Path) -> None:
-    asks = ("generate", "你好", *TOYS, "-m", "lossless", "-n", "12", "-q")
+    asks = ("generate", "你好", *TOYS, "--k", "5", "-n", "12", "-q")
     _, plain, err = invoke(*asks)
     assert not err and not list(tmp_path.rglob("lessons*"))  # without the option nothing is kept
     assert invoke(*asks, "--learn", str(tmp_path / "l"))[1] == plain
@@ -49,5 +49,5 @@ def test_where_nothing_is_checked_nothing_can_be_learned(invoke: Invoke, tmp_pat
 
 def test_a_conversation_is_kept_too(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("你好\n我们\n".encode())))
-    assert invoke("chat", *TOYS, "-n", "8", "--mode", "lossless", "--learn", str(tmp_path / "l"))[0] == 0
+    assert invoke("chat", *TOYS, "-n", "8", "--k", "5", "--learn", str(tmp_path / "l"))[0] == 0
     assert "2 answers" in invoke("learn", "status", str(tmp_path / "l"))[1]

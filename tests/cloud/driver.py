@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 import skydraft
-from skydraft.access.limits import Limits
+from skydraft.access.limits import Limits, RowBudget
 from skydraft.choosing.chooser import Chooser
 from skydraft.cloud.docket import Answer, Job
 from skydraft.cloud.worker import Worker
 from skydraft.config import DecodingParams
+from skydraft.decoding.plan import make_plan
 from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.protocol import codec
@@ -32,6 +33,7 @@ from tests.toys import VOCAB
 FINGERPRINT = short_fingerprint(VOCAB.fingerprint)
 ENDLESS = DecodingParams(temperature=0.7, seed=9, max_new_tokens=3000, min_new_tokens=3000)
 TO_THE_END = 2**32 - 1
+UNLIMITED = RowBudget(0.0)
 
 
 class Clock:
@@ -123,9 +125,9 @@ class Desk:
     def num_sessions(self) -> int:
         return len(self.docket.sessions)
 
-    def ask(self, call: OpenCall | VerifyCall, owner: str = "ann", **options: Any) -> Asked:
+    def ask(self, call: OpenCall | VerifyCall, owner: str = "ann", budget: Any = UNLIMITED) -> Asked:
         said, drafts = list[tuple[Answer, bool]](), deque[Draft]()
-        job = Job(call, owner, lambda *answer: said.append(answer), self.clock(), drafts=drafts, **options)
+        job = Job(call, owner, lambda *answer: said.append(answer), self.clock(), drafts, budget)
         asked = Asked(job, said, drafts)
         self.all_asked.append(asked)
         self.worker.post(partial(self.docket.take, asked.job))
@@ -135,7 +137,7 @@ class Desk:
         self.worker.post(partial(self.docket.stop_writing, asked.job))
 
     def close(self, number: int, owner: str = "ann") -> None:
-        self.worker.post(partial(self.docket.close, number, owner))
+        self.worker.post(partial(self.docket.close, (number, owner)))
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
@@ -348,6 +350,6 @@ def slow_toy(token_s: float = 0.002) -> ToyEngine:
 
 def assert_serves(address: str, **options: Any) -> None:
     with closing(skydraft.connect(address, **options)) as cloud:
-        got = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=cloud, params=PARAMS).run()
-        expected = skydraft.generate("语速", edge=open_toy("toy:drift=0.2"), cloud=TOY, params=PARAMS).run()
+        given: dict[str, Any] = {"edge": open_toy("toy:drift=0.2"), "plan": make_plan(k=5), "params": PARAMS}
+        got, expected = (skydraft.generate("语速", cloud=target, **given).run() for target in (cloud, TOY))
         assert got.token_ids == expected.token_ids

@@ -26,7 +26,7 @@ def ask(address: str, grammar: str, mode: str = "lossless") -> skydraft.Generati
     with closing(skydraft.connect(address)) as cloud:
         params = DecodingParams(grammar=grammar, max_new_tokens=40)
         edge = open_toy("toy:drift=0.2")
-        return skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan(mode), params=params).run()
+        return skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan(mode, k=5), params=params).run()
 
 
 @pytest.mark.parametrize("mode", ["lossless", "cloud"])

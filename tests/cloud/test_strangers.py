@@ -25,7 +25,7 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever says nothing has half a second."""
-    monkeypatch.setattr("skydraft.cloud.questions.QUESTION_S", 0.5)
+    monkeypatch.setattr("skydraft.cloud.calls.QUESTION_S", 0.5)
     monkeypatch.setattr("skydraft.cloud.listening._HANDSHAKE_MS", 500)
 
 

@@ -1,8 +1,5 @@
 """Sessions as streams, from the server's side: what a client may send there, and which streams the server ends."""
 
-import logging
-import random
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +12,7 @@ from skydraft.protocol import codec
 from skydraft.types import Draft
 
 from ..serving import RawSession, Serving, free_port, serving
-from .driver import assert_serves, later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
+from .driver import later, long_text, slow_toy, text, tokens_written, verdict_of, verify_message
 
 New = Callable[[], RawSession]
 LONG_TEXT = text(DecodingParams(max_new_tokens=150, min_new_tokens=150))
@@ -30,7 +27,7 @@ def slow() -> Iterator[tuple[Serving, RawSession]]:
 
 
 def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: Any) -> None:
-    server, stream = slow
+    _, stream = slow
     verdict = verdict_of(stream.ask(long_text()))
     stream.send(codec.encode_stop(9))  # of another verify
     first, _, _ = codec.decode_verdict(stream.answer(), is_first=False)
@@ -41,7 +38,6 @@ def test_a_stop_ends_the_writing_and_the_session_stays_for_the_next_block(slow: 
     verdict = verdict_of(stream.ask(later(*written, draft=LONG_TEXT[len(written) : len(written) + 3])))
     assert (verdict.base, verdict.num_accepted) == (len(written), 3)
     assert verdict.cost.prefill_ms == 0 and verdict.cost.num_rows == 4
-    server.wait_until(lambda: server.metrics("requests_total") == {'{kind="verify",outcome="ok"}': 2})
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -55,9 +51,8 @@ def test_what_is_sent_while_the_target_writes_ends_that_and_waits_for_its_turn(s
         assert not list(stream.call) and stream.call.code() is grpc.StatusCode.OK
         server.wait_until(lambda: server.num_sessions == 0)
         return
-    with pytest.raises(BaseMismatch) as raised:
+    with pytest.raises(BaseMismatch, match=f"follows 7 tokens, but the text has {len(written)}"):
         stream.answer()
-    assert (raised.value.base, raised.value.length) == (7, len(written))
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cut"])
@@ -97,24 +92,3 @@ def test_a_flood_of_drafts_ends_its_stream_and_no_session(new: New, drafts: list
     with pytest.raises(RateLimited, match="more drafts than the text can use"):
         stream.answer()
     assert verdict_of(new().ask(verify_message(7))) == verdict
-
-
-def test_clients_that_leave_at_any_moment_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rng = random.Random(5)
-    with serving(slow_toy(), max_queue=20) as server:
-        for number in range(1, 41):
-            channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-            stream = RawSession(channel)
-            stream.send(*[verify_message(number, write=4 * (number % 3))] * 4)
-            time.sleep(rng.random() * 0.02)
-            if number % 2:
-                stream.call.cancel()
-            channel.close()
-            stream.end()
-        with grpc.insecure_channel(server.address) as channel:
-            streams = [RawSession(channel) for _ in range(20)]  # as many as there are places
-            for number, stream in enumerate(streams, 100):
-                stream.send(verify_message(number))
-            assert all(stream.answer() for stream in streams)
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-        assert_serves(server.address)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,16 +91,6 @@ def test_a_text_that_made_way_goes_on_with_the_right_tokens_when_it_is_opened_ag
     assert again.answers[0] == edge.judged(again.job.call)  # type: ignore[arg-type]
     edge.took(again)
     assert len(again.written) == 7
-
-
-@pytest.mark.parametrize(("miss", "num_written"), [(2, 10), (None, 0)], ids=["corrected", "accepted"])
-def test_a_text_is_charged_for_what_is_computed_after_its_verdict(miss: int | None, num_written: int) -> None:
-    """What is judged was paid for when it was asked."""
-    desk, edge, charged = desk_of(), Edge(1, 4, ENDLESS), list[int]()
-    call = edge.call(draft=edge.likely(5, miss), opens=True, write=10)
-    desk.ask(call, budget=SimpleNamespace(charge=lambda owner, num_rows: charged.append(num_rows) or 0.0))
-    desk.finish()
-    assert desk.engine.num_rows == 6 + num_written and sum(charged) == num_written
 
 
 @pytest.mark.parametrize("begin", BEGINNINGS)

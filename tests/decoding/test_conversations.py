@@ -40,7 +40,7 @@ def ask(
     messages: list[dict[str, str]], edge: Any, cloud: Any, mode: str, seed: int, scope: str, temperature: float
 ) -> Generation:
     params = DecodingParams(max_new_tokens=9, temperature=temperature, seed=seed)
-    plan = make_plan(mode) if mode != "gated" else make_plan(gate="entropy:1.2", k=3)
+    plan = make_plan(mode, k=5) if mode != "gated" else make_plan(gate="entropy:1.2", k=3)
     sides = {"edge": edge, "cloud": cloud}
     return skydraft.generate(messages=messages, **sides, plan=plan, params=params, cache_scope=scope).run()
 

@@ -9,10 +9,12 @@ import click
 import pytest
 import yaml
 
+from skydraft.access.limits import Limits
 from skydraft.cli.gateway import gateway
 from skydraft.cli.main import cli
 from skydraft.cli.serve import serve
 from skydraft.cloud.metrics import Metrics
+from skydraft.cloud.worker import Worker
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError
 from skydraft.gateway.desk import Desk, GatewayMetrics
@@ -71,7 +73,7 @@ def test_the_scraped_targets_are_services_on_their_ports() -> None:
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     desk = Desk(pair := toy_pair(), 1, 1)
     told = GatewayMetrics(desk, pair).text().decode()
-    for metric in Metrics("toy").registry.collect():
+    for metric in Metrics("toy", Worker(open_toy("toy"), Limits()).docket, {}).collect():
         told += "".join(f"{sample.name} " for sample in metric.samples) + f"{metric.name} {metric.name}_total "
     desk.close()
     known = {name.removesuffix("_created") for name in re.findall(r"skydraft\w+", told)}

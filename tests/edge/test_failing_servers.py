@@ -72,7 +72,7 @@ def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(server
 
 
 def test_nonsense_that_a_server_says_of_itself_is_its_failure(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = encode_info(dataclasses.replace(server.server.info(), max_block=0))
+    said = encode_info(dataclasses.replace(server.server.info(), max_sessions=0))
     sound = Channel.call
 
     async def call(self: Channel, path: str, timeout_s: float) -> bytes:

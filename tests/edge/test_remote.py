@@ -23,7 +23,7 @@ from ..toys import PROMPT, PROMPT_IDS, law
 from .conftest import SEEDS
 
 gates = st.just("always") | some_gates
-RACE = make_plan("lossless")  # made here, where no `fixed_k` changes it
+RACE = make_plan("lossless")
 
 
 def assert_same(remote: Generation, local: Generation) -> None:
@@ -94,7 +94,7 @@ def test_the_servers_context_ends_the_text_where_it_would_in_one_process() -> No
     params = DecodingParams(max_new_tokens=100, min_new_tokens=100)
     with serving(open_toy("toy", context_len=40)) as server, closing(skydraft.connect(server.address)) as cloud:
         edge = open_toy("toy:drift=0.1")
-        for plan in (make_plan(), make_plan("cloud"), make_plan(k=12)):
+        for plan in (make_plan(k=5), make_plan("cloud"), make_plan(k=12)):
             remote = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=params).run()
             assert remote.finish_reason == "length"
             assert remote.num_prompt_tokens + len(remote.token_ids) == 40

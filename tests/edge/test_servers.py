@@ -38,8 +38,8 @@ LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is stre
 
 LISTS = {
     "a": ["a:7373"], "a:1,b:2 , c": ["a:1", "b:2", "c:7373"], "[::1]:1,[::2]": ["[::1]:1", "[::2]:7373"],
-    "a,b,a:7373": ["a:7373", "b:7373"], "Cloud.example,cloud.EXAMPLE": ["Cloud.example:7373"],
-    "[::1],[0:0::1]:7373": ["[::1]:7373"],
+    "a,b,a:7373": ["a:7373", "b:7373"], "Cloud.example,cloud.EXAMPLE": ["cloud.example:7373"],
+    "[::1],[::1]:7373": ["[::1]:7373"],
 }  # fmt: skip
 
 

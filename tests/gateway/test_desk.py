@@ -99,7 +99,7 @@ def test_lossless_is_that_of_the_command_line_in_company_and_as_a_third_turn(whe
                 for question in ("语速" * 300, "情绪", "音调"):
                     talk.append({"role": "user", "content": question})
                     want = expected("lossless", talk, max_new_tokens=24, **options)
-                    ours = {"token_ids": True}
+                    ours = {"token_ids": True, "k": 5}
                     got = running.chat(talk, model="skydraft-lossless", skydraft=ours, max_tokens=24, **options)
                     assert ids_of(got) == list(want.token_ids)
                     talk.append({"role": "assistant", "content": want.text})
@@ -155,7 +155,7 @@ def test_line_separators_cut_no_event(served: Running) -> None:
 
 def test_the_metrics_are_those_of_what_happened() -> None:
     with gateway() as running:
-        ours = running.chat(max_tokens=20).json()["skydraft"]
+        ours = running.chat(max_tokens=20, skydraft={"k": 5}).json()["skydraft"]
         running.chat(model="nope")
         running.chat(temperature=9)
         running.wait_until_idle()

@@ -48,7 +48,7 @@ def test_the_sdk_parses_answers_into_pydantic_models(client: openai.OpenAI, temp
     for mode in ("edge", "quality", "lossless", "cloud"):
         answer = client.chat.completions.parse(
             model=f"skydraft-{mode}", messages=ASKED, response_format=Voice, max_tokens=ENOUGH, temperature=temperature,
-            seed=4,
+            seed=4, extra_body={"skydraft": {"k": 5}},
         )  # fmt: skip
         assert isinstance(answer.choices[0].message.parsed, Voice)
         assert answer.choices[0].finish_reason == "stop"

@@ -72,7 +72,7 @@ sizes = numbers.filter(bool)
 infos = st.builds(
     ServerInfo, fingerprint=fingerprints, execution=st.sampled_from(["exact", "throughput"]),
     **dict.fromkeys(("version", "model", "weights"), texts),
-    **dict.fromkeys(("vocab_size", "context_len", "max_block", "max_sessions"), sizes), num_sessions=numbers,
+    **dict.fromkeys(("vocab_size", "context_len", "max_sessions"), sizes), num_sessions=numbers,
 )  # fmt: skip
 
 

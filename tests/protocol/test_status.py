@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from skydraft import errors
 from skydraft.engines.toy import open_toy
-from skydraft.errors import BaseMismatch, RateLimited, SkydraftError
+from skydraft.errors import RateLimited, SkydraftError
 from skydraft.protocol.status import from_rpc, to_status
 from tests.mutating import flipped
 from tests.serving import serving
@@ -34,13 +34,9 @@ def failed(error: SkydraftError) -> Any:
     return ended(status.code, status.details, status.trailing_metadata)
 
 
-def example_of(kind: type[SkydraftError], message: str, hint: str = "") -> SkydraftError:
-    return BaseMismatch(12, 7) if kind is BaseMismatch else kind(message, hint=hint)
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftError]) -> None:
-    error = example_of(kind, "「模型」 is not here.", "Look elsewhere.")
+    error = kind("「模型」 is not here.", hint="Look elsewhere.")
     status = to_status(error)
     assert isinstance(status.code, grpc.StatusCode) and status.code.name == kind.grpc_status
     back = from_rpc(failed(error))
@@ -50,9 +46,7 @@ def test_every_class_comes_back_as_itself_with_its_message(kind: type[SkydraftEr
 
 
 @pytest.mark.parametrize("number", [0, 1, 2**32])
-def test_what_an_error_has_beside_its_message_comes_with_it(number: int) -> None:
-    back = from_rpc(failed(BaseMismatch(number, 7)))
-    assert isinstance(back, BaseMismatch) and (back.base, back.length) == (number, 7)
+def test_how_long_to_wait_comes_with_an_error(number: int) -> None:
     limited = from_rpc(failed(RateLimited("Too much.", retry_after_s=number / 1e3)))
     assert isinstance(limited, RateLimited) and limited.retry_after_s == pytest.approx(number / 1e3, abs=5e-4)
 
@@ -81,8 +75,7 @@ def test_a_peer_of_another_version_is_refused_with_one_line_on_either_side() -> 
         old = channel.stream_stream("/skydraft.verifier.v2.Verifier/GetInfo")(iter([b""]))
         with pytest.raises(grpc.RpcError):
             next(old)
-    assert old.code() is grpc.StatusCode.UNIMPLEMENTED and "skydraft.verifier.v4" in old.details()
-    error = from_rpc(ended(grpc.StatusCode.UNIMPLEMENTED, "There is no such method."))
+    error = from_rpc(old)
     assert "speaks no skydraft.verifier.v4" in str(error) and "one version of skydraft" in str(error)
 
 
@@ -92,8 +85,8 @@ def packed(message: Any) -> AnyMessage:
     return found
 
 
-def info(reason: str, domain: str = "skydraft", **metadata: str) -> AnyMessage:
-    return packed(error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=metadata))
+def info(reason: str, domain: str = "skydraft") -> AnyMessage:
+    return packed(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
 
 
 def answered(*details: AnyMessage, code: int = 13, message: str = "text") -> Any:
@@ -115,23 +108,17 @@ def test_another_servers_details_are_no_error_of_ours(rpc: Any) -> None:
     assert type(from_rpc(rpc)) is errors.CloudFailure
 
 
-METADATA: list[dict[str, str]] = [{}, {"base": "x", "length": "7"}, {"base": "", "length": "-"}, {"base": "²"}]
-DELAYS = [Duration(seconds=-5), Duration(seconds=2**62, nanos=-7), Duration(nanos=2**31 - 1)]
-
-
-def test_odd_details_of_an_error_of_ours_never_raise_and_nobody_waits_for_the_past() -> None:
-    for metadata in METADATA:
-        assert isinstance(from_rpc(answered(info("BASE_MISMATCH", **metadata))), BaseMismatch)
-    for delay in DELAYS:
-        error = from_rpc(answered(info("RATE_LIMITED"), packed(error_details_pb2.RetryInfo(retry_delay=delay))))
-        assert isinstance(error, RateLimited) and error.retry_after_s >= 0
+@pytest.mark.parametrize("delay", [Duration(seconds=-5), Duration(seconds=2**62, nanos=-7), Duration(nanos=2**31 - 1)])
+def test_nobody_waits_for_the_past(delay: Duration) -> None:
+    error = from_rpc(answered(info("RATE_LIMITED"), packed(error_details_pb2.RetryInfo(retry_delay=delay))))
+    assert isinstance(error, RateLimited) and error.retry_after_s >= 0
 
 
 def test_damaged_trailers_never_raise() -> None:
     rng = random.Random(5)
     assert len(CLASSES) > 20
     for kind in CLASSES:
-        status = to_status(example_of(kind, "Not now."))
+        status = to_status(kind("Not now."))
         [(key, value)] = status.trailing_metadata
         for _ in range(60):
             trailers = ((key, flipped(value, rng)),)

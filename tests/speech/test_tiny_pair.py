@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[Any, Any]]:
 
 def caption(pair: tuple[Any, Any], clip: Path, mode: str, params: DecodingParams = GREEDY, **more: Any) -> Any:
     edge, cloud = pair
-    given = {"plan": mode and make_plan(mode), "params": params, "audio": load_audio(clip)}
+    given = {"plan": mode and make_plan(mode, k=5), "params": params, "audio": load_audio(clip)}
     return skydraft.generate(**{"edge": edge, "cloud": cloud} | given | more).run()
 
 

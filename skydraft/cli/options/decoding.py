@@ -21,7 +21,7 @@ from skydraft.decoding.target import target_of
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.errors import OptionError, telling
-from skydraft.files import open_named, read_file
+from skydraft.files import read_file
 from skydraft.gating.gates import SIGNALS
 from skydraft.lab.learning.collect import Collector
 from skydraft.prompts.thinking import Think
@@ -154,7 +154,7 @@ output_section = section("output", "Output", OutputChoice, [
 def open_for_writing(path: Path) -> TextIO:
     """Open a text file to overwrite it. Raises OptionError."""
     with telling(OptionError, f"{path} cannot be written", "Choose another file."):
-        return open_named(path, "w")
+        return path.open("w", encoding="utf-8", newline="")
 
 
 @dataclass(frozen=True, slots=True)

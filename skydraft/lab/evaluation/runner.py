@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from skydraft.decoding.generation import Generation
 from skydraft.errors import OptionError, RecordsError, telling
-from skydraft.files import lock_file, open_named
+from skydraft.files import lock_file
 from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.evaluation.records import (
     GenerationLine,
@@ -100,7 +100,7 @@ class Comparison:
             self._run, done = before.run, keys(before.generations)
         else:
             self._run, done, whole = run, set(), self.path.with_suffix(".new")
-            with open_named(whole, "w") as file:
+            with whole.open("w", encoding="utf-8", newline="") as file:
                 write_line(file, run)
             os.replace(whole, self.path)
         self.todo = [trial for trial in trials(self._run) if trial.key not in done]
@@ -108,7 +108,7 @@ class Comparison:
 
     def append(self, lines: Iterable[BaseModel], counting: AbstractContextManager[Done]) -> None:
         """Write each line as soon as it is made; what `counting` gives is called after each."""
-        with counting as done, open_named(self.path, "a") as file:
+        with counting as done, self.path.open("a", encoding="utf-8", newline="") as file:
             for line in lines:
                 write_line(file, line)
                 done()
