@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import threading
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from contextlib import suppress
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,138 +12,13 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.row_costs import NOT_PROBED, RowProfile
-from skydraft.engines.vocab import Rows, TokenIds, Vocab
-from skydraft.errors import EngineError, PromptError, SkydraftError
+from skydraft.engines.vocab import Rows, TokenIds, Vocab, num_shared
+from skydraft.errors import EngineError, PromptError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
     from skydraft.engines.slots import Slots
-
-_LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
-
-
-class Bell:
-    """One thread waits until another rings, in one step of Python each: Ctrl-C may break a `Condition`."""
-
-    def __init__(self) -> None:
-        self._shut = threading.Lock()
-        self._shut.acquire()
-
-    def wait(self, seconds: float) -> None:
-        self._shut.acquire(timeout=max(seconds, 0))
-
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # it was rung already
-            self._shut.release()
-
-
-_looking = threading.RLock()
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """Where a thread is. The collector within that call would stop all threads for ever where another one starts."""
-    with _looking:
-        collects = gc.isenabled()
-        try:
-            gc.disable()
-            return sys._current_frames().get(thread)
-        finally:
-            if collects:
-                gc.enable()
-
-
-class _Taker:
-    """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
-
-    def __init__(self, frame: FrameType) -> None:
-        self.thread, self.bell = threading.get_ident(), Bell()
-        self._frame = frame
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
-        at = sys._getframe() if self.thread == threading.get_ident() else _frame_of(self.thread)
-        while at is not None and at is not self._frame:
-            at = at.f_back
-        return at is not None
-
-
-class Floor:
-    """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
-    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
-    Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
-    whether the owner is still there. `with` of an RLock is one step."""
-
-    def __init__(self, name: str) -> None:
-        self.is_closed = False  # only `close` changes it
-        self._name = name
-        self._line: deque[_Taker] = deque()  # the first has the lock, the others wait
-        self._num_again = 0  # how often the first has taken it again
-        # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._acquire(_Taker(sys._getframe(1)))
-        if self.is_closed:
-            self.__exit__()
-            self.check_open()
-
-    def _acquire(self, new: _Taker) -> None:
-        with self._lock:
-            if self._line and self._line[0].thread == new.thread and self._line[0].is_there:
-                self._num_again += 1
-                return
-            self._line.append(new)
-        try:
-            while not self._is_first(new):
-                new.bell.wait(_LOOK_S)
-        except BaseException:  # Ctrl-C, above all
-            self._leave(new)
-            raise
-
-    def _is_first(self, taker: _Taker) -> bool:
-        with self._lock:
-            while self._line[0] is not taker and not self._line[0].is_there:
-                self._leave(self._line[0])
-            return self._line[0] is taker
-
-    def _leave(self, taker: _Taker) -> None:
-        with self._lock:
-            if taker in self._line:
-                self._num_again = 0 if self._line[0] is taker else self._num_again
-                self._line.remove(taker)
-            if self._line:
-                self._line[0].bell.ring()
-
-    def if_free(self, work: Callable[[], object]) -> None:
-        """Do some work with the lock, if it is open and no thread has it, not even this one."""
-        with self._lock:
-            if self._line or self.is_closed:
-                return
-            self._line.append(_Taker(sys._getframe()))
-        try:
-            work()
-        finally:
-            self.__exit__()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._num_again:
-                self._num_again -= 1
-            else:
-                self._leave(self._line[0])
-
-    def close(self) -> bool:
-        """Close it for all threads, once its owner has released it; returns whether it was open."""
-        with suppress(EngineError), self:
-            self.is_closed = True
-            return True
-        return False
-
-    def check_open(self) -> None:
-        if self.is_closed:
-            raise EngineError(f"{self._name} is closed.")
 
 
 class TokenBuffer:
@@ -230,9 +99,7 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
         KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
-        shared = min(self.length, len(token_ids) - 1)
-        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
-        self.truncate(int(differs[0]) if len(differs) else shared)
+        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
 
     def take_prefill_cost(self) -> Cost:
         cost, self.prefill_cost = self.prefill_cost, Cost()
@@ -276,7 +143,6 @@ class Model(ABC):
     fingerprint: str
     vocab: Vocab
     context_len: int
-    floor: Floor
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
@@ -287,7 +153,6 @@ class Model(ABC):
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     default_execution: Execution = "exact"
-    about_rows: str = ""  # the type of the weights, and what it allows
     can_copy: bool = False  # whether it has `copy`
 
     @abstractmethod
@@ -308,10 +173,6 @@ class Model(ABC):
     @abstractmethod
     def kv_length(self, sequence: Sequence) -> int:
         """How many tokens the cache itself says it holds."""
-
-    def allocate_beginning(self, num_tokens: int) -> Any:
-        """A handle for the KV of the beginning of prompts; None where there is none."""
-        return self.allocate(num_tokens) if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
@@ -336,18 +197,6 @@ class Model(ABC):
         hint = "Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind."
         return PromptError(f"The model {self.name} takes no audio.", hint=hint)
 
-    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
-        try:
-            rows = self.forward(feeds, want_logits=want_logits)
-        except BaseException:
-            for sequence, _ in feeds:
-                self.roll_back(sequence, sequence.length)
-            raise
-        for sequence, token_ids in feeds:
-            sequence.record(token_ids)
-        return rows
-
     @property
     def num_cells(self) -> int:
         """Tokens that its sequences have memory for, where that grows with them."""
@@ -369,32 +218,3 @@ class Model(ABC):
     def max_rows(self, execution: Execution | None = None) -> int:
         """The most rows of one forward: those that change no bit, or all. None is the engine's default."""
         return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
-
-    def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
-        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
-        with self.floor:
-            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
-                raise EngineError("A sequence may occur only once in a batch.")
-            for sequence, token_ids in feeds:
-                sequence.check_open()
-                if len(token_ids) == 0:
-                    raise EngineError("Nothing to feed.")
-                if (length := sequence.length + len(token_ids)) > self.context_len:
-                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
-                self.check_ids(token_ids)
-            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
-                raise EngineError(f"{num_rows} rows are too many for one forward.")
-            longest = max(sequence.length for sequence, _ in feeds)
-            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
-                return self.feed_compared(feeds)
-            return self.feed(feeds)
-
-    def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
-        ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
-        if ids.min() < 0 or ids.max() >= self.vocab.size:
-            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
-
-    @abstractmethod
-    def feed_compared(self, feeds: Feeds) -> list[Rows]:
-        """`Engine` writes this one."""

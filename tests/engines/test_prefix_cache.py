@@ -32,7 +32,7 @@ def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
 
 def feeding(beginning: Seq[int]) -> Any:
     """Feeds the beginning each time, in parts that end where it ends all the same."""
-    return engine_of(beginning, allocate_beginning=lambda num_tokens: None)
+    return engine_of(beginning, can_copy=False)
 
 
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
