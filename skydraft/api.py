@@ -80,7 +80,7 @@ def fitting_context(
 
     None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
     """
-    from skydraft.engines.llama.fitting import fitting_context as fitting
+    from skydraft.engines.fitting import fitting_context as fitting
 
     found = [resolve(model, cache_dir(), offline=offline, source=source, progress=progress) for model in models]
     paths = [each for each in found if each and each.is_file()]

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": _CONTRACT
     | _QUESTIONS
     | _MACHINERY
-    | {"engines.llama.fitting", "engines.llama.weights", "engines.probe", "engines.registry", "engines.toy"},
+    | {"engines.fitting", "engines.llama.weights", "engines.probe", "engines.registry", "engines.toy"},
     "gateway": _USERS | {"access"},
     "lab": _USERS
     | {"engines.adapter", "engines.checkpoints.trainable", "engines.probe", "engines.toy", "origins", "__version__"},

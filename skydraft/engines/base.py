@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from skydraft.engines.adapters import Adapters
-from skydraft.engines.lock import FairLock
-from skydraft.engines.model import Feeds, Model, Sequence, TokenBuffer
+from skydraft.engines.model import FairLock, Feeds, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.errors import ContextExceeded, EngineError, OptionError, PromptError, SkydraftError
+from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.files import log
 from skydraft.types import Recordings, Reuse
 
@@ -39,12 +37,6 @@ class Engine(Model, AbstractContextManager["Engine"]):
         self.adapter: str | None = None  # the name of its own, if it adds one
         self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
-
-    @property
-    def floor(self) -> AbstractContextManager[object]:
-        """The engine's lock for `with`, also within a `with` of its owner. While a thread has it no other can overwrite
-        rows."""
-        return nullcontext() if self.lock.is_mine else self.lock
 
     def vocabulary_file(self) -> bytes:
         """A GGUF file of its vocabulary, without matrices; empty for other kinds of models."""
@@ -93,43 +85,6 @@ class Engine(Model, AbstractContextManager["Engine"]):
     def forget_kept(self, older_than_s: float = 0.0) -> None:
         """Release what was kept for so long, unless a thread has the floor."""
         self.lock.if_free(lambda: self.prefixes.forget(self, older_than_s))
-
-    def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
-        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
-        with self.floor:
-            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
-                raise EngineError("A sequence may occur only once in a batch.")
-            for sequence, token_ids in feeds:
-                sequence.check_open()
-                if len(token_ids) == 0:
-                    raise EngineError("Nothing to feed.")
-                if (length := sequence.length + len(token_ids)) > self.context_len:
-                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
-                self.check_ids(token_ids)
-            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
-                raise EngineError(f"{num_rows} rows are too many for one forward.")
-            longest = max(sequence.length for sequence, _ in feeds)
-            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
-                return self.feed_compared(feeds)
-            return self.feed(feeds)
-
-    def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
-        ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
-        if ids.min() < 0 or ids.max() >= self.vocab.size:
-            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
-
-    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
-        try:
-            rows = self.forward(feeds, want_logits=want_logits)
-        except BaseException:
-            for sequence, _ in feeds:
-                self.roll_back(sequence, sequence.length)
-            raise
-        for sequence, token_ids in feeds:
-            sequence.record(token_ids)
-        return rows
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +14,76 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.row_costs import NOT_PROBED, RowProfile
-from skydraft.engines.vocab import Rows, TokenIds, Vocab, num_shared
-from skydraft.errors import EngineError, PromptError
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
+from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
 if TYPE_CHECKING:
     from skydraft.engines.base import Engine
     from skydraft.engines.slots import Slots
+
+
+_RLock: Any = type(threading.RLock())
+
+
+class FairLock(_RLock):  # type: ignore[misc]
+    """For `with`, once a thread (see `Engine.floor`). Once it is closed, `with` raises EngineError.
+
+    Ctrl-C may interrupt a thread between any two steps of Python. So all that others wait for are locks in C, whose
+    `with` releases them in one step; `__exit__` is that of RLock.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False  # only `close` changes it
+        self._last = threading.Lock()  # which the thread that came last holds until it has this one
+        self._swap = threading.Lock()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return bool(self._is_owned())
+
+    def __enter__(self) -> None:
+        assert not self.is_mine, "it would wait for itself"
+        mine = threading.Lock()
+        try:
+            with mine:
+                with self._swap:
+                    before, self._last = self._last, mine
+                with before:
+                    self.acquire()
+            self.check_open()
+        except BaseException:  # Ctrl-C, above all
+            self._give_up()
+            raise
+
+    def if_free(self, work: Callable[[], object]) -> None:
+        """Do some work with the lock, if it is open and no thread has it, not even this one. It never waits, since the
+        garbage collector may close a sequence anywhere."""
+        if self.is_mine or self.is_closed:
+            return
+        try:
+            if self.acquire(blocking=False):
+                work()
+                self.release()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        if self.is_mine:
+            self.release()
+
+    def close(self) -> bool:
+        """Close it for all threads, once its owner has released it; returns whether it was open."""
+        with suppress(EngineError), self:
+            self.is_closed = True
+            return True
+        return False
+
+    def check_open(self) -> None:
+        if self.is_closed:
+            raise EngineError("The model is closed.")
 
 
 class TokenBuffer:
@@ -99,7 +164,9 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
         KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
-        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
+        shared = min(self.length, len(token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
+        self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
         cost, self.prefill_cost = self.prefill_cost, Cost()
@@ -143,6 +210,7 @@ class Model(ABC):
     fingerprint: str
     vocab: Vocab
     context_len: int
+    lock: FairLock
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
@@ -154,6 +222,12 @@ class Model(ABC):
     profile: RowProfile = NOT_PROBED
     default_execution: Execution = "exact"
     can_copy: bool = False  # whether it has `copy`
+
+    @property
+    def floor(self) -> AbstractContextManager[object]:
+        """The engine's lock for `with`, also within a `with` of its owner. While a thread has it no other can overwrite
+        rows."""
+        return nullcontext() if self.lock.is_mine else self.lock
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Any:
@@ -218,3 +292,44 @@ class Model(ABC):
     def max_rows(self, execution: Execution | None = None) -> int:
         """The most rows of one forward: those that change no bit, or all. None is the engine's default."""
         return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
+
+    def extend_batch(self, feeds: Feeds) -> list[Rows]:
+        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
+        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
+        with self.floor:
+            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+                raise EngineError("A sequence may occur only once in a batch.")
+            for sequence, token_ids in feeds:
+                sequence.check_open()
+                if len(token_ids) == 0:
+                    raise EngineError("Nothing to feed.")
+                if (length := sequence.length + len(token_ids)) > self.context_len:
+                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
+                self.check_ids(token_ids)
+            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                raise EngineError(f"{num_rows} rows are too many for one forward.")
+            longest = max(sequence.length for sequence, _ in feeds)
+            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
+                return self.feed_compared(feeds)
+            return self.feed(feeds)
+
+    def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
+        ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
+        if ids.min() < 0 or ids.max() >= self.vocab.size:
+            raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
+
+    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
+        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
+        try:
+            rows = self.forward(feeds, want_logits=want_logits)
+        except BaseException:
+            for sequence, _ in feeds:
+                self.roll_back(sequence, sequence.length)
+            raise
+        for sequence, token_ids in feeds:
+            sequence.record(token_ids)
+        return rows
+
+    @abstractmethod
+    def feed_compared(self, feeds: Feeds) -> list[Rows]:
+        """`Engine` writes this one."""

@@ -110,4 +110,4 @@ def _layers(manifest: Path, blobs: Path) -> Any:
 
 def _sha256(described: Any) -> str:
     """Nothing but hashes of a manifest becomes a path."""
-    return _SHA256.findall(described["digest"])[0]
+    return str(_SHA256.findall(described["digest"])[0])

@@ -58,12 +58,11 @@ def embedded_path(name: str) -> Path:
 
 
 def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
-    if cached := sources.hub_cached(repo, file):
-        return cached
-    if offline:
+    cached = sources.hub_cached(repo, file)
+    if offline and not cached:
         message = f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline."
         raise NetworkUnavailable(message, hint="Go online once, or give the path of a .gguf file.")
-    return sources.hub_file(repo, file)
+    return cached or sources.hub_file(repo, file)
 
 
 def _gguf(path: Path) -> Path:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
-from skydraft.engines.lock import FairLock
+from skydraft.engines.model import FairLock
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import DraftBlock, Prompt, Verdict
 

@@ -16,7 +16,7 @@ from skydraft.types import Media, Reuse
 
 from .conftest import Load
 from .contract import TOLERANCE, largest_difference, one_by_one, rows_after, some_text
-from .test_floor import is_free
+from .test_lock import is_free
 from .tiny_omni import clip, spoken
 
 TORCH = ("text", "omni")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from skydraft.cli.options.pair import ModelChoice
-from skydraft.engines.llama import fitting
+from skydraft.engines import fitting
 from skydraft.engines.slots import Slots
 
 GB = 10**9

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,16 +149,12 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
 def _forget_mapped_pages(path: Path) -> None:
     """Weights that llama.cpp has repacked would be resident twice, 0.6 GB for the demo pair. Linux only."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return
-    for line in lines:
-        span, access, *_, name = line.split(maxsplit=5)
-        if name == str(path.resolve()) and "w" not in access:
-            start, end = (int(address, 16) for address in span.split("-"))
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
+    with suppress(OSError, AttributeError):
+        madvise, lines = ctypes.CDLL(None).madvise, Path("/proc/self/maps").read_text().splitlines()
+        for span, access, *_, name in (line.split(maxsplit=5) for line in lines):
+            if name == str(path.resolve()) and "w" not in access:
+                start, end = (int(address, 16) for address in span.split("-"))
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
 def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:

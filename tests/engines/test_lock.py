@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.lock import FairLock
+from skydraft.engines.model import FairLock
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 
