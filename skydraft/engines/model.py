@@ -36,7 +36,6 @@ class FairLock(_RLock):  # type: ignore[misc]
     def __init__(self) -> None:
         self.is_closed = False  # only `close` changes it
         self._last = threading.Lock()  # which the thread that came last holds until it has this one
-        self._swap = threading.Lock()
 
     @property
     def is_mine(self) -> bool:
@@ -48,8 +47,7 @@ class FairLock(_RLock):  # type: ignore[misc]
         mine = threading.Lock()
         try:
             with mine:
-                with self._swap:
-                    before, self._last = self._last, mine
+                before, self._last = self._last, mine  # one step; where it is not, only the order suffers
                 with before:
                     self.acquire()
             self.check_open()
