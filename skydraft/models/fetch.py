@@ -65,7 +65,6 @@ def fetch_model(
     if path := present(model, cache):
         return path
     job = _Job(model, cache, progress)
-    job.tell("preparing", 0)  # and waiting for others, as long as it takes
     with disk_errors_named(cache), locked(model_path(model, cache, ".lock"), "", timeout_s=-1):
         if path := present(model, cache):
             return path
