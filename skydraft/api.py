@@ -87,10 +87,9 @@ def fitting_context(
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
-def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: Progress = no_progress) -> Path:
-    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
-    that is as large as a target unless `force`, and where that model is here; UnknownModel, ModelFilesError and
-    BrokenModel."""
+def quantize(model: str, kind: str = "q4_0", *, progress: Progress = no_progress) -> Path:
+    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. A target in another type
+    writes other texts. Raises OptionError where that model is here; UnknownModel, ModelFilesError and BrokenModel."""
     from skydraft.engines.llama.weights import quantize
 
     cache = cache_dir()
@@ -104,7 +103,7 @@ def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: P
         if made.exists():
             hint = f"Use it, or run: skydraft models remove {made.stem}"
             raise OptionError(f"{made.stem} is here already.", hint=hint)
-        quantize(source, made, kind, force=force)
+        quantize(source, made, kind)
     return made
 
 

@@ -48,7 +48,6 @@ class Adapters:
         self._known: dict[str, _Known] = {}
         self._replaced: dict[Engine, float] = {}  # and when
         self._lock = threading.Lock()
-        self._opening = threading.Lock()  # apart, so that texts with other adapters go on meanwhile
 
     @property
     def _base(self) -> Engine:
@@ -78,12 +77,12 @@ class Adapters:
         with self._lock:
             self._close_replaced()
             known = self._fitting(prompt) if wanted == AUTO else self._named(wanted)
-        try:
-            return (known.engine or self._open(known)) if known else self._base
-        except SkydraftError:
-            if wanted != AUTO:
-                raise
-            return self._base  # one that cannot be opened is said where it is named
+            try:
+                return (known.engine or self._open(known)) if known else self._base
+            except SkydraftError:
+                if wanted != AUTO:
+                    raise
+                return self._base  # one that cannot be opened is said where it is named
 
     def trained_on(self, chosen: Engine) -> frozenset[str]:
         """Digests of the prompts that the adapter of an engine of ours was trained on; none for the model as it is."""
@@ -127,18 +126,11 @@ class Adapters:
 
     def _open(self, known: _Known) -> Engine:
         name = known.path.parent.name if known.path.name == ADAPTER else known.path.stem
-        with self._opening:
-            if known.engine:  # another text has opened it meanwhile
-                return known.engine
-            engine = self._base.open_adapted(known.path)
-            engine.name, engine.adapter = f"{self._base.name}+{name}", name
-            engine.is_local_only = self._base.is_local_only
-            engine.prefixes.beginning = self._base.prefixes.beginning
-            with self._lock:
-                known.engine = engine
-                if known not in self._known.values():  # its file changed or went meanwhile
-                    self._replace(engine)
-            return engine
+        known.engine = engine = self._base.open_adapted(known.path)
+        engine.name, engine.adapter = f"{self._base.name}+{name}", name
+        engine.is_local_only = self._base.is_local_only
+        engine.prefixes.beginning = self._base.prefixes.beginning
+        return engine
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:
@@ -151,7 +143,7 @@ class Adapters:
                 engine.close()
 
     def close(self) -> None:
-        with self._opening, self._lock:  # one that is being opened is closed too
+        with self._lock:
             engines = [*self._replaced, *(known.engine for known in self._known.values() if known.engine)]
             self._known, self._replaced = {}, {}
         for engine in engines:

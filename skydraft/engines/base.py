@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from skydraft.engines.adapters import Adapters
-from skydraft.engines.model import Feeds, Floor, Model, Sequence, TokenBuffer
+from skydraft.engines.model import FairLock, Feeds, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
@@ -18,7 +18,7 @@ from skydraft.errors import ContextExceeded, OptionError, PromptError
 from skydraft.files import log
 from skydraft.types import Recordings, Reuse
 
-__all__ = ["Engine", "Feeds", "Floor", "Seats", "Sequence", "TokenBuffer"]
+__all__ = ["Engine", "Feeds", "Seats", "Sequence", "TokenBuffer"]
 
 
 class Engine(Model, AbstractContextManager["Engine"]):
@@ -32,7 +32,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
     on_gpu = False
 
     def __init__(self, name: str) -> None:
-        self.name, self.floor, self.prefixes = name, Floor(name), PrefixCache()
+        self.name, self.lock, self.prefixes = name, FairLock(), PrefixCache()
         self.adapters = Adapters(self)
         self.adapter: str | None = None  # the name of its own, if it adds one
         self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`
@@ -80,11 +80,11 @@ class Engine(Model, AbstractContextManager["Engine"]):
     def drop(self, sequence: Sequence) -> None:
         """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""
         self.prefixes.drop(sequence)
-        self.floor.if_free(lambda: self.prefixes.settle(self))
+        self.lock.if_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
         """Release what was kept for so long, unless a thread has the floor."""
-        self.floor.if_free(lambda: self.prefixes.forget(self, older_than_s))
+        self.lock.if_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
@@ -122,7 +122,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
 
     def check_prompt(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> None:
         """Raise PromptError if the prompt is empty, leaves no room, or does not fit the vocabulary or `media`."""
-        self.floor.check_open()
+        self.lock.check_open()
         if len(prompt) == 0:
             raise PromptError("The prompt is empty.", hint="Give at least one word.")
         if len(prompt) >= self.context_len:
@@ -135,7 +135,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
 
     def close(self) -> None:
         """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
-        if self.floor.close():
+        if self.lock.close():
             self.adapters.close()
             self.free()
 

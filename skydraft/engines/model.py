@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
-from contextlib import suppress
-from types import FrameType
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,119 +22,55 @@ if TYPE_CHECKING:
     from skydraft.engines.base import Engine
     from skydraft.engines.slots import Slots
 
-_LOOK_S = 0.2  # of those who wait for a floor: whether its owner is still there
+
+_RLock: Any = type(threading.RLock())
 
 
-class Bell:
-    """One thread waits until another rings, in one step of Python each: Ctrl-C may break a `Condition`."""
+class FairLock(_RLock):  # type: ignore[misc]
+    """For `with`, once a thread (see `Engine.floor`). Once it is closed, `with` raises EngineError.
+
+    Ctrl-C may interrupt a thread between any two steps of Python. So all that others wait for are locks in C, whose
+    `with` releases them in one step; `__exit__` is that of RLock.
+    """
 
     def __init__(self) -> None:
-        self._shut = threading.Lock()
-        self._shut.acquire()
-
-    def wait(self, seconds: float) -> None:
-        self._shut.acquire(timeout=max(seconds, 0))
-
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # it was rung already
-            self._shut.release()
-
-
-_looking = threading.RLock()
-
-
-def _frame_of(thread: int) -> FrameType | None:
-    """Where a thread is. The collector within that call would stop all threads for ever where another one starts."""
-    with _looking:
-        collects = gc.isenabled()
-        try:
-            gc.disable()
-            return sys._current_frames().get(thread)
-        finally:
-            if collects:
-                gc.enable()
-
-
-class _Taker:
-    """Who has a floor or waits for it: a thread, and in it the frame whose `with` it is."""
-
-    def __init__(self, frame: FrameType) -> None:
-        self.thread, self.bell = threading.get_ident(), Bell()
-        self._frame = frame
+        self.is_closed = False  # only `close` changes it
+        self._last = threading.Lock()  # which the thread that came last holds until it has this one
 
     @property
-    def is_there(self) -> bool:
-        """Whether it is still in that `with`, though an interrupt may have kept it from saying that it left."""
-        at = sys._getframe() if self.thread == threading.get_ident() else _frame_of(self.thread)
-        while at is not None and at is not self._frame:
-            at = at.f_back
-        return at is not None
-
-
-class Floor:
-    """The lock of one engine, for `with`. Threads get it in the order in which they asked; its owner may take it again.
-    While a thread has it no other can overwrite rows. Once it is closed, `with` raises EngineError.
-    Ctrl-C may interrupt a thread between any two steps, also those of `__exit__`. So those who wait look now and then
-    whether the owner is still there. `with` of an RLock is one step."""
-
-    def __init__(self, name: str) -> None:
-        self.is_closed = False  # only `close` changes it
-        self._name = name
-        self._line: deque[_Taker] = deque()  # the first has the lock, the others wait
-        self._num_again = 0  # how often the first has taken it again
-        # Reentrant: the garbage collector may close a sequence, which calls `if_free`, anywhere in here.
-        self._lock = threading.RLock()
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return bool(self._is_owned())
 
     def __enter__(self) -> None:
-        self._acquire(_Taker(sys._getframe(1)))
-        if self.is_closed:
-            self.__exit__()
-            self.check_open()
-
-    def _acquire(self, new: _Taker) -> None:
-        with self._lock:
-            if self._line and self._line[0].thread == new.thread and self._line[0].is_there:
-                self._num_again += 1
-                return
-            self._line.append(new)
+        assert not self.is_mine, "it would wait for itself"
+        mine = threading.Lock()
         try:
-            while not self._is_first(new):
-                new.bell.wait(_LOOK_S)
+            with mine:
+                before, self._last = self._last, mine  # one step; where it is not, only the order suffers
+                with before:
+                    self.acquire()
+            self.check_open()
         except BaseException:  # Ctrl-C, above all
-            self._leave(new)
+            self._give_up()
             raise
 
-    def _is_first(self, taker: _Taker) -> bool:
-        with self._lock:
-            while self._line[0] is not taker and not self._line[0].is_there:
-                self._leave(self._line[0])
-            return self._line[0] is taker
-
-    def _leave(self, taker: _Taker) -> None:
-        with self._lock:
-            if taker in self._line:
-                self._num_again = 0 if self._line[0] is taker else self._num_again
-                self._line.remove(taker)
-            if self._line:
-                self._line[0].bell.ring()
-
     def if_free(self, work: Callable[[], object]) -> None:
-        """Do some work with the lock, if it is open and no thread has it, not even this one."""
-        with self._lock:
-            if self._line or self.is_closed:
-                return
-            self._line.append(_Taker(sys._getframe()))
+        """Do some work with the lock, if it is open and no thread has it, not even this one. It never waits, since the
+        garbage collector may close a sequence anywhere."""
+        if self.is_mine or self.is_closed:
+            return
         try:
-            work()
-        finally:
-            self.__exit__()
+            if self.acquire(blocking=False):
+                work()
+                self.release()
+        except BaseException:
+            self._give_up()
+            raise
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            if self._num_again:
-                self._num_again -= 1
-            else:
-                self._leave(self._line[0])
+    def _give_up(self) -> None:
+        if self.is_mine:
+            self.release()
 
     def close(self) -> bool:
         """Close it for all threads, once its owner has released it; returns whether it was open."""
@@ -149,7 +81,7 @@ class Floor:
 
     def check_open(self) -> None:
         if self.is_closed:
-            raise EngineError(f"{self._name} is closed.")
+            raise EngineError("The model is closed.")
 
 
 class TokenBuffer:
@@ -276,7 +208,7 @@ class Model(ABC):
     fingerprint: str
     vocab: Vocab
     context_len: int
-    floor: Floor
+    lock: FairLock
     takes_audio: bool = False
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
@@ -287,8 +219,13 @@ class Model(ABC):
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     default_execution: Execution = "exact"
-    about_rows: str = ""  # the type of the weights, and what it allows
     can_copy: bool = False  # whether it has `copy`
+
+    @property
+    def floor(self) -> AbstractContextManager[object]:
+        """The engine's lock for `with`, also within a `with` of its owner. While a thread has it no other can overwrite
+        rows."""
+        return nullcontext() if self.lock.is_mine else self.lock
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Any:
@@ -308,10 +245,6 @@ class Model(ABC):
     @abstractmethod
     def kv_length(self, sequence: Sequence) -> int:
         """How many tokens the cache itself says it holds."""
-
-    def allocate_beginning(self, num_tokens: int) -> Any:
-        """A handle for the KV of the beginning of prompts; None where there is none."""
-        return self.allocate(num_tokens) if self.can_copy else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
         """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
@@ -335,18 +268,6 @@ class Model(ABC):
     def _no_audio(self) -> PromptError:
         hint = "Use a Qwen2.5-Omni model, such as Qwen/Qwen2.5-Omni-3B; tiny-omni-edge is a toy of that kind."
         return PromptError(f"The model {self.name} takes no audio.", hint=hint)
-
-    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
-        try:
-            rows = self.forward(feeds, want_logits=want_logits)
-        except BaseException:
-            for sequence, _ in feeds:
-                self.roll_back(sequence, sequence.length)
-            raise
-        for sequence, token_ids in feeds:
-            sequence.record(token_ids)
-        return rows
 
     @property
     def num_cells(self) -> int:
@@ -394,6 +315,18 @@ class Model(ABC):
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab.size:
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
+
+    def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
+        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
+        try:
+            rows = self.forward(feeds, want_logits=want_logits)
+        except BaseException:
+            for sequence, _ in feeds:
+                self.roll_back(sequence, sequence.length)
+            raise
+        for sequence, token_ids in feeds:
+            sequence.record(token_ids)
+        return rows
 
     @abstractmethod
     def feed_compared(self, feeds: Feeds) -> list[Rows]:

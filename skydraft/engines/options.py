@@ -1,6 +1,5 @@
 """Options for running a model."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -10,7 +9,7 @@ from typing import Self
 
 from skydraft.errors import OptionError
 
-_MANY_TIMES = 4  # as many threads as processors only wait for each other
+_MOST_THREADS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,9 @@ class EngineOptions:
             raise OptionError("--context, --parallel, --threads and --gpu-layers must be whole numbers.")
         if not isinstance(self.wait_s, Real) or not 0 <= self.wait_s <= TIMEOUT_MAX:
             raise OptionError(f"wait_s must be a number of seconds from 0 to {TIMEOUT_MAX:.0f}, not {self.wait_s}.")
-        if self.context_len < 16 or self.max_sequences < 1 or self.num_threads < 0:
-            raise OptionError("--context must be 16 or more, --parallel 1 or more, and --threads 0 or more.")
-        if self.num_threads > _MANY_TIMES * (num_processors := os.cpu_count() or 1):
-            what = f"--threads {self.num_threads} is far more than the {num_processors} processors of this machine."
-            raise OptionError(what, hint="Leave it out for one thread a core.")
+        if self.context_len < 16 or self.max_sequences < 1 or not 0 <= self.num_threads <= _MOST_THREADS:
+            most = f"--threads 0 to {_MOST_THREADS}"
+            raise OptionError(f"--context must be 16 or more, --parallel 1 or more, and {most}.")
 
     def on(self, side: str) -> Self:
         """The options of one model of a pair: edge=cpu,cloud=cuda names a `device`, or a `dtype`, for each side."""

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,47 +25,15 @@ if TYPE_CHECKING:
     from skydraft.engines.base import Engine
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Where the parts of prompts end: at multiples of `part_len`, and at the end of `beginning` if a prompt has it."""
-
-    part_len: int
-    beginning: tuple[int, ...] = ()
-
-    def begins(self, token_ids: Seq[int] | TokenIds) -> bool:
-        length = len(self.beginning)
-        return 0 < length <= len(token_ids) and tuple(map(int, token_ids[:length])) == self.beginning
-
-    def next_end(self, length: int, token_ids: Seq[int] | TokenIds) -> int:
-        """Where the part of `token_ids` ends that begins at or before `length`."""
-        end = (length // self.part_len + 1) * self.part_len
-        return len(self.beginning) if length < len(self.beginning) < end and self.begins(token_ids) else end
-
-    def last_end(self, token_ids: Seq[int] | TokenIds) -> int:
-        """Where the last whole part of `token_ids` ends; 0 where none does."""
-        end = len(token_ids) // self.part_len * self.part_len
-        return len(self.beginning) if end < len(self.beginning) and self.begins(token_ids) else end
+def part_ends(token_ids: Seq[int] | TokenIds, part_len: int, beginning: tuple[int, ...]) -> list[int]:
+    """Where the parts of a prompt end, first 0: at multiples of `part_len`, and after `beginning` if it has that."""
+    ends = {*range(0, len(token_ids) + 1, part_len)}
+    return sorted(ends | {len(beginning)} if _begins(token_ids, beginning) else ends)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is left of a closed sequence, and since when. It does not refer to its engine."""
-
-    slot: Any
-    token_ids: TokenIds
-    whole_len: int
-    media: Recordings
-    reuse: Reuse
-    since: float
-
-
-def _shared_len(held: Kept | Sequence, prompt: TokenIds, media: Recordings, reuse: Reuse, parts: Parts) -> int:
-    both = min(len(held.media), len(media))
-    if held.reuse is None or held.reuse.scope != reuse.scope or held.media[:both] != media[:both]:
-        return 0
-    shared = num_shared(held.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
-    # A token that means audio means nothing outside a prompt: it must not be taken for speech.
-    return parts.last_end(prompt[: min(shared, held.whole_len)]) if reuse.exact or media else shared
+def _begins(token_ids: Seq[int] | TokenIds, beginning: tuple[int, ...]) -> bool:
+    length = len(beginning)
+    return 0 < length <= len(token_ids) and tuple(map(int, token_ids[:length])) == beginning
 
 
 class PrefixCache:
@@ -80,7 +47,7 @@ class PrefixCache:
         self.beginning: tuple[int, ...] = ()  # whose KV all prompts share that begin so; set before any prompt
         self._begun: Sequence | None = None  # it holds the beginning, and nothing else
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
-        self._kept: list[Kept] = []  # the longest kept first
+        self._kept: dict[Sequence, float] = {}  # closed ones since when, the longest kept first
 
     @property
     def num_open(self) -> int:
@@ -90,8 +57,7 @@ class PrefixCache:
     @property
     def slots(self) -> list[Any]:
         """Those that hold something."""
-        begun = [self._begun.slot] if self._begun else []
-        return [*(each.slot for each in self._taken), *(each.slot for each in self._kept), *begun]
+        return [each.slot for each in (*self._taken, *self._kept, self._begun) if each]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -110,8 +76,8 @@ class PrefixCache:
         source, length = self._source(engine, ids, media, reuse)
         is_full = len(self._taken) + len(self._kept) >= engine.max_sequences
         whole_len = min(length, source.whole_len) if source else 0
-        if isinstance(source, Kept) and (is_full or 2 * length >= source.whole_len):
-            self._kept = [each for each in self._kept if each is not source]
+        if source and source in self._kept and (is_full or 2 * length >= source.whole_len):
+            del self._kept[source]
             sequence = Sequence(engine, source.slot, media, reuse, source.token_ids[:length], whole_len)
         else:
             self.make_room(engine, 1)
@@ -121,7 +87,7 @@ class PrefixCache:
             if sequence.length:
                 engine.roll_back(sequence, length)
             elif source and engine.can_copy:
-                self._give(engine, Sequence(engine, source.slot), sequence, ids[:length], whole_len)
+                self._give(engine, source, sequence, ids[:length], whole_len)
         except BaseException:
             sequence.discard()
             raise
@@ -129,13 +95,21 @@ class PrefixCache:
 
     def _source(
         self, engine: Engine, ids: TokenIds, media: Recordings, reuse: Reuse | None
-    ) -> tuple[Kept | Sequence | None, int]:
+    ) -> tuple[Sequence | None, int]:
         """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
-        parts, found = Parts(engine.max_batch_rows, self.beginning), list[Kept | Sequence](self._kept)
-        found += [each for each in self._taken if engine.can_copy and not each.is_closed]
-        shared = [_shared_len(each, ids, media, reuse, parts) if reuse else 0 for each in found]
+        found = [*self._kept, *(each for each in self._taken if engine.can_copy and not each.is_closed)]
+        shared = [self._shared_len(engine, each, ids, media, reuse) if reuse else 0 for each in found]
         length = max(shared, default=0)
-        return (found[shared.index(length)], length) if length >= parts.part_len else (None, 0)
+        return (found[shared.index(length)], length) if length >= engine.max_batch_rows else (None, 0)
+
+    def _shared_len(self, engine: Engine, held: Sequence, prompt: TokenIds, media: Recordings, reuse: Reuse) -> int:
+        both = min(len(held.media), len(media))
+        if held.reuse is None or held.reuse.scope != reuse.scope or held.media[:both] != media[:both]:
+            return 0
+        shared = num_shared(held.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
+        # A token that means audio means nothing outside a prompt: it must not be taken for speech.
+        whole = prompt[: min(shared, held.whole_len)]
+        return part_ends(whole, engine.max_batch_rows, self.beginning)[-1] if reuse.exact or media else shared
 
     @staticmethod
     def _give(
@@ -153,18 +127,16 @@ class PrefixCache:
 
     def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
         """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
-        parts = Parts(engine.max_batch_rows, self.beginning)
-        begins = parts.begins(prompt[:-1])
+        begins, end = _begins(prompt[:-1], self.beginning), len(prompt) - 1
         if self._begun and not sequence.length and begins:
             self._give(engine, self._begun, sequence, self.beginning, len(self.beginning))
-        start, end = sequence.length, len(prompt) - 1
-        part_end = parts.next_end(start, prompt)
-        chunk = prompt[start : min(part_end, end)]
-        if len(chunk):
+        ends, start = part_ends(prompt[:-1], engine.max_batch_rows, self.beginning), sequence.length
+        part_end = next((each for each in ends if each > start), end)
+        if start < part_end:
             began = time.perf_counter()
             try:
-                engine.feed([(sequence, chunk)], want_logits=False)
-                if sequence.length == part_end and sequence.whole_len == start == parts.last_end(prompt[:start]):
+                engine.feed([(sequence, prompt[start:part_end])], want_logits=False)
+                if sequence.whole_len == start and {start, part_end} <= {*ends}:
                     sequence.whole_len = part_end
                     if begins and not self._begun and part_end >= len(self.beginning):
                         self._keep_beginning(engine, sequence)
@@ -178,8 +150,8 @@ class PrefixCache:
         return has_more
 
     def _keep_beginning(self, engine: Engine, sequence: Sequence) -> None:
-        if (slot := engine.allocate_beginning(len(self.beginning))) is not None:
-            begun = Sequence(engine, slot)
+        if engine.can_copy:
+            begun = Sequence(engine, engine.allocate(len(self.beginning)))
             self._give(engine, sequence, begun, self.beginning, len(self.beginning))
             self._begun = begun if begun.length else None
 
@@ -194,8 +166,7 @@ class PrefixCache:
                 continue  # two threads have closed it
             self._taken.remove(done)
             if done.reuse and done.length:
-                now, ids = time.perf_counter(), done.token_ids.copy()
-                self._kept.append(Kept(done.slot, ids, done.whole_len, done.media, done.reuse, now))
+                self._kept[done] = time.perf_counter()
             else:
                 engine.release(done)
         self.make_room(engine, 0)
@@ -205,10 +176,15 @@ class PrefixCache:
             len(self._taken) + num_wanted + len(self._kept) > engine.max_sequences
             or (engine.slots and engine.slots.is_full)
         ):
-            engine.release(Sequence(engine, self._kept.pop(0).slot))
+            self._release_oldest(engine)
 
     def forget(self, engine: Engine, older_than_s: float) -> None:
         self.settle(engine)
         latest = time.perf_counter() - older_than_s
-        while self._kept and self._kept[0].since <= latest:
-            engine.release(Sequence(engine, self._kept.pop(0).slot))
+        while self._kept and next(iter(self._kept.values())) <= latest:
+            self._release_oldest(engine)
+
+    def _release_oldest(self, engine: Engine) -> None:
+        oldest = next(iter(self._kept))
+        del self._kept[oldest]
+        engine.release(oldest)

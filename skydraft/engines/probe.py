@@ -89,11 +89,3 @@ def _read(path: Path) -> dict[str, RowProfile]:
         known = _PROFILES.validate_json(read_file(path))
         return {key: profile for key, profile in known.items() if profile.is_sound}
     return {}
-
-
-def forget_profile(key: str, options: EngineOptions) -> None:
-    """Have the next load probe again."""
-    if path := options.profile_path:
-        with suppress(OSError):
-            others = {name: known for name, known in _read(path).items() if name.rpartition("|")[0] != key}
-            write_whole(path, _PROFILES.dump_json(others, indent=1))

@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ class RowProfile:
 NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 _KEPT, _ENOUGH = 32, 8  # times of one number of rows
 _SAVES = 0.95  # of the time, at most, is worth the padding
-_PARTED = 2.0
 
 
 class Pass(NamedTuple):
@@ -41,12 +40,10 @@ class Pass(NamedTuple):
 
 
 class RowCosts:
-    """A stored profile, and medians of the forwards since. `tell` gets one line where the two part: the profile was
-    measured on a busy machine, or the machine is another one now."""
+    """A stored profile, and medians of the forwards since: the machine may be another one now, or busy."""
 
-    def __init__(self, profile: RowProfile, tell: Callable[[str], None]) -> None:
-        self.profile, self._tell = profile, tell
-        self._ms = profile.forward_ms
+    def __init__(self, profile: RowProfile) -> None:
+        self.profile, self._ms = profile, profile.forward_ms
         self._seen: list[deque[float]] = [deque(maxlen=_KEPT) for _ in self._ms]
 
     @property
@@ -67,20 +64,14 @@ class RowCosts:
         return known[self.padded(num_rows) - 1] if num_rows <= len(known) else num_rows * known[-1] / len(known)
 
     def passes(self, sizes: Seq[int]) -> list[Pass]:
-        """The cheapest forwards for feeds of these sizes. llama.cpp takes as many rows of each sequence into a forward,
-        so sequences with few rows are padded, or what is left of the others comes in a forward of its own."""
-        return self._cheapest(sizes, 0, self.profile.limit(sum(sizes)))[1]
-
-    def _cheapest(self, sizes: Seq[int], done: int, limit: int) -> tuple[float, list[Pass]]:
-        left = tuple(index for index, size in enumerate(sizes) if size > done)
-        if not left:
-            return 0.0, []
-        found: list[tuple[float, list[Pass]]] = []
-        for num_rows in sorted({size - done for size in (min(sizes[i] for i in left), max(sizes))}):
-            if not found or len(left) * num_rows <= limit:
-                ms, others = self._cheapest(sizes, done + num_rows, limit)
-                found.append((self.ms(len(left) * num_rows) + ms, [Pass(left, num_rows), *others]))
-        return min(found, key=lambda each: each[0])
+        """The cheaper of two ways to feed these sizes. llama.cpp takes as many rows of each sequence into a forward, so
+        sequences with few rows are padded, or what is left of the others comes in forwards of their own."""
+        padded = Pass(tuple(range(len(sizes))), max(sizes))
+        steps = pairwise((0, *sorted(set(sizes))))
+        parted = [Pass(tuple(i for i, size in enumerate(sizes) if size > done), end - done) for done, end in steps]
+        if len(sizes) * max(sizes) > self.profile.limit(sum(sizes)):
+            return parted
+        return min([padded], parted, key=lambda ways: sum(self.ms(len(each.feeds) * each.num_rows) for each in ways))
 
     def note(self, num_rows: int, ms: float) -> None:
         """Take in how long a forward took, padding included."""
@@ -91,10 +82,5 @@ class RowCosts:
         if num_rows not in known:
             return
         profile = self.profile.forward_ms
-        changed = {num: ms / profile[num - 1] for num, ms in known.items()}
-        typical = changed[min(changed)]
+        typical = known[min(known)] / profile[min(known) - 1]
         self._ms = tuple(known.get(num, typical * ms) for num, ms in enumerate(profile, 1))
-        num, change = max(changed.items(), key=lambda each: max(each[1] / typical, typical / each[1]))
-        if not 1 / _PARTED < change / typical < _PARTED:
-            tell, self._tell = self._tell, lambda line: None
-            tell(f"{num} rows take {known[num]:.0f} ms, {profile[num - 1] * typical:.0f} by the stored profile")

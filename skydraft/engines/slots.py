@@ -9,14 +9,16 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from itertools import takewhile
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from skydraft.engines.model import Bell, Model
 from skydraft.errors import EngineBusy, EngineError
+
+if TYPE_CHECKING:
+    from skydraft.engines.base import Engine
 
 SHORT = 4096  # tokens; a text with more needs one of the slots for long ones
 _lock = threading.RLock()  # reentrant: the garbage collector may give slots back anywhere in here
-_LOOK_S = 0.2  # of those that wait: whether an engine was closed
+_LOOK_S = 0.01
 
 
 class Slots:
@@ -33,7 +35,7 @@ class Slots:
         more_len = context_len - self.short_len
         self.num_long = min((self.total_len - num * self.short_len) // more_len, num) if more_len else num
         self.num_long = max(self.num_long, 1)
-        self.engines = weakref.WeakSet[Model]()
+        self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self.holders: set[Seats] = set()
         self.line: list[Seats] = []  # the first to come first
 
@@ -50,10 +52,10 @@ class Seats:
     """What one text has of the slots of its models. It takes all at once that it needs: so no two texts hold what the
     other one waits for."""
 
-    def __init__(self, engines: Iterable[Model | None]) -> None:
+    def __init__(self, engines: Iterable[Engine | None]) -> None:
         self._engines = [each for each in engines if each is not None and each.slots]
         self._has, self._wants = Counter[_Kind](), Counter[_Kind]()
-        self._thread, self._bell = 0, Bell()  # the thread that used it last
+        self._thread = 0  # that used it last
         self._is_over = False
 
     def take(self, num_tokens: int = 0) -> float:
@@ -71,8 +73,8 @@ class Seats:
         late_at = time.monotonic() + min(slots.wait_s for slots, _ in needs)
         try:
             while (full := self._granted(needs)) is not None:
-                self._check(full, left_s := late_at - time.monotonic())
-                self._bell.wait(min(left_s, _LOOK_S))
+                self._check(full, late_at - time.monotonic())
+                time.sleep(_LOOK_S)  # whatever else wakes a thread, Ctrl-C may break
         finally:
             self._leave()
 
@@ -94,13 +96,10 @@ class Seats:
         with _lock:
             for slots, _ in self._wants | self._has:
                 slots.line[:] = [each for each in slots.line if each is not self]
-                for each in slots.line:
-                    each._bell.ring()
 
     def end_wait(self) -> None:
         """Take none from now on. Any thread may call this, and the next one."""
         self._is_over = True
-        self._bell.ring()
 
     def give_back(self) -> None:
         with _lock:
@@ -122,7 +121,7 @@ class Seats:
 
     def _check(self, full: Slots, left_s: float) -> None:
         for engine in self._engines:
-            engine.floor.check_open()
+            engine.lock.check_open()
         for (slots, is_long), num in self._wants.items():
             if num > (slots.num_long if is_long else slots.num):
                 hint = f"Load it with parallel={num}."

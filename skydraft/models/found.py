@@ -11,7 +11,6 @@ from typing import Any
 
 from skydraft.errors import BrokenModel, UnknownModel
 from skydraft.files import read_file
-from skydraft.models.gguf import MISSING, unfitness
 
 OLLAMA = "ollama:"
 _MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
@@ -37,13 +36,11 @@ class StoredModel:
     spec: str
     path: Path
     bytes: int
-    unfit: str  # why it cannot be used, or ""
+    unfit: str
 
 
 def models_here(where: Seq[Path]) -> list[StoredModel]:
-    """What cannot be used says why."""
-    closed = [StoredModel(f"{root}", root, 0, fault) for root in where if (fault := _fault_of(root))]
-    return closed + [_stored(manifest) for root in where for manifest in _manifests(root).values()]
+    return [_stored(name, manifest) for name, manifest in _manifests(where).items()]
 
 
 def ollama_file(name: str, where: Seq[Path]) -> Path:
@@ -52,36 +49,29 @@ def ollama_file(name: str, where: Seq[Path]) -> Path:
     Raises UnknownModel, or BrokenModel for what cannot be used.
     """
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
-    manifests = {name: path for root in reversed(where) for name, path in _manifests(root).items()}
-    if path := next((path for each, path in manifests.items() if each.lower() == wanted), None):
-        found = _stored(path)
-        if unfit := found.unfit:
-            raise BrokenModel(f"{found.spec} cannot be used: {unfit}.", hint="See: skydraft models list.")
-        return found.path
-    faults = [f"{root}: {fault}." for root in where if (fault := _fault_of(root))]
-    known = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
-    raise UnknownModel(f"Ollama has no model {name[:80]!r} here.", hint=" ".join([*faults, known]))
+    manifests = _manifests(where)
+    match = next((stored for stored in manifests if stored.lower() == wanted), None)
+    if match is None:
+        folders = ", ".join(str(root) for root in where)
+        hint = f"It has {', '.join(list(manifests)[:20])}." if manifests else "OLLAMA_MODELS names its folder."
+        raise UnknownModel(f"Ollama has no model {name[:80]!r} that you can read in {folders}.", hint=hint)
+    model = _stored(match, manifests[match])
+    if model.unfit:
+        hint = f"ollama pull {match} gets it again; a model must be one GGUF file."
+        raise BrokenModel(f"{model.spec} cannot be used: {model.unfit}.", hint=hint)
+    return model.path
 
 
-def _fault_of(root: Path) -> str:
-    """Why a folder that is there cannot be read, or ""."""
-    try:
-        os.listdir(root)
-    except OSError as error:
-        is_absent = isinstance(error, FileNotFoundError | NotADirectoryError)
-        return "" if is_absent else f"it cannot be read ({error.strerror}); its owner may let you in"
-    return ""
-
-
-def _manifests(root: Path) -> dict[str, Path]:
-    """By the names of their models."""
-    found = [] if _fault_of(root) else sorted(root.glob(_MANIFESTS), key=lambda path: path.parts)
-    usable = (path for path in found if path.exists() and all(map(_PART.fullmatch, path.parts[-4:])))
-    return {name: path for path in usable if not _SHADOW.fullmatch(name := _name_of(path))}
-
-
-def _name_of(manifest: Path) -> str:
-    return _short(f"{'/'.join(manifest.parts[-4:-1]).replace('%3A', ':')}:{manifest.name}")
+def _manifests(where: Seq[Path]) -> dict[str, Path]:
+    """By the names of their models. Of two with one name that of the first folder counts, and of the newer form."""
+    manifests = dict[str, Path]()
+    for root in reversed(where):
+        for path in sorted(root.glob(_MANIFESTS), key=lambda path: path.parts):
+            name = _short(f"{'/'.join(path.parts[-4:-1]).replace('%3A', ':')}:{path.name}")
+            is_name = all(map(_PART.fullmatch, path.parts[-4:])) and not _SHADOW.fullmatch(name)
+            if is_name and os.path.exists(path):  # no link to nothing
+                manifests[name] = path
+    return manifests
 
 
 def _short(name: str) -> str:
@@ -89,38 +79,35 @@ def _short(name: str) -> str:
     return re.sub(r"^(registry\.ollama\.ai/|ollama\.com/)?(library/)?", "", name)
 
 
-def _stored(manifest: Path) -> StoredModel:
-    name, root = _name_of(manifest), manifest.parents[4]
-    spec, again = f"{OLLAMA}{name}", f"; get it again: ollama pull {name}"
-    fault = f"its manifest is damaged{again}"
+def _stored(name: str, manifest: Path) -> StoredModel:
+    path, num_bytes, blobs = manifest, 0, manifest.parents[4] / "blobs"
     try:
-        layers = {each["mediaType"].rpartition(".")[2]: each for each in _layers(manifest, root / "blobs")}
-        model = layers.get("model", {"digest": "0" * 64, "size": 0})
-        sha256, size = _SHA256.findall(model["digest"])[0], model["size"]
-        fault = "" if "model" in layers else "no GGUF file belongs to it"
-        fault = "it has an adapter" if "adapter" in layers else fault
+        layers = {layer["mediaType"].rpartition(".")[2]: layer for layer in _layers(manifest, blobs)}
+        if "model" not in layers or "adapter" in layers:
+            unfit = "it is not one GGUF file"
+        else:
+            path = blobs / f"sha256-{_sha256(layers['model'])}"
+            num_bytes = path.stat().st_size
+            unfit = "" if num_bytes == layers["model"]["size"] else "its file is incomplete"
     except OSError as error:
-        fault = f"its manifest cannot be read ({error.strerror})"
+        unfit = f"its files cannot be read ({error.strerror})"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        pass
-    if fault:
-        return StoredModel(spec, manifest, 0, fault)
-    path = root / "blobs" / f"sha256-{sha256}"  # nothing but hashes of a manifest becomes a path
-    unfit, num_bytes = unfitness(path), path.stat().st_size if os.access(path, os.R_OK) else 0
-    if unfit == MISSING or (num_bytes and num_bytes != size):
-        unfit = f"its file is {'incomplete' if num_bytes else 'missing'}{again}"
-    return StoredModel(spec, path, num_bytes, unfit)
+        unfit = "its manifest is damaged"
+    return StoredModel(f"{OLLAMA}{name}", path, num_bytes, unfit)
 
 
 def _layers(manifest: Path, blobs: Path) -> Any:
     """What a manifest says that a model is made of. Raises OSError, and any other error for what is no manifest."""
     if manifest.stat().st_size > _MAX_MANIFEST:
         raise ValueError
-    given = json.loads(read_file(manifest))
-    if "manifests" not in given:
-        return given["layers"] or ()
-    by_runner = {each.get("runner"): each for each in given["manifests"]}
+    content = json.loads(read_file(manifest))
+    if "manifests" not in content:
+        return content["layers"] or ()
+    by_runner = {child.get("runner"): child for child in content["manifests"]}
     child: Any = next((by_runner[runner] for runner in _RUNNERS if runner in by_runner), {"layers": ()})
-    if "layers" in child:
-        return child["layers"]
-    return _layers(blobs / f"sha256-{_SHA256.findall(child['digest'])[0]}", blobs)
+    return child["layers"] if "layers" in child else _layers(blobs / f"sha256-{_sha256(child)}", blobs)
+
+
+def _sha256(described: Any) -> str:
+    """Nothing but hashes of a manifest becomes a path."""
+    return str(_SHA256.findall(described["digest"])[0])

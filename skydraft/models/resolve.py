@@ -9,9 +9,9 @@ from skydraft.models import manifest, sources
 from skydraft.models.cache import made_models
 from skydraft.models.fetch import fetch_model
 from skydraft.models.found import OLLAMA, ollama_file, places
-from skydraft.models.gguf import GGUF_MAGIC
 from skydraft.models.sources import Progress, SourceName, no_progress
 
+_GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 
@@ -58,12 +58,11 @@ def embedded_path(name: str) -> Path:
 
 
 def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
-    if cached := sources.hub_cached(repo, file):
-        return cached
-    if offline:
+    cached = sources.hub_cached(repo, file)
+    if offline and not cached:
         message = f"{repo}/{file} is not in the Hugging Face cache, and nothing is downloaded offline."
         raise NetworkUnavailable(message, hint="Go online once, or give the path of a .gguf file.")
-    return sources.hub_file(repo, file)
+    return cached or sources.hub_file(repo, file)
 
 
 def _gguf(path: Path) -> Path:
@@ -71,8 +70,8 @@ def _gguf(path: Path) -> Path:
     if not path.is_file():  # a pipe would be waited for
         raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
     with telling(BrokenModel, f"{path} cannot be read", "Check its permissions."), path.open("rb") as file:
-        magic = file.read(len(GGUF_MAGIC))
-    if magic != GGUF_MAGIC:
+        magic = file.read(len(_GGUF_MAGIC))
+    if magic != _GGUF_MAGIC:
         what = "is empty" if not magic else "does not start with GGUF"
         raise BrokenModel(f"{path} {what}, so it is not a GGUF model.", hint="Download it again, or give another file.")
     return path

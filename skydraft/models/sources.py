@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeAlias
@@ -48,21 +48,22 @@ def hub_file(repo: str, file: str) -> Path:
 
 
 def hub_folder(repo: str, offline: bool) -> Path:
-    """The checkpoint's folder, likewise; with `offline` from the cache only."""
+    """The checkpoint's folder, likewise; with `offline`, or where the hub cannot be reached, from the cache."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        if offline:
-            message = f"{repo} is not in the Hugging Face cache, and nothing is downloaded offline."
-            raise NetworkUnavailable(message, hint="Run it once without --offline.")
         with _hub_failures(repo):
-            huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
-            return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES))
-    except NetworkUnavailable as unavailable:
-        try:
-            return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES, local_files_only=True))
-        except LocalEntryNotFoundError:
-            raise unavailable from None
+            if not offline:
+                huggingface_hub.HfApi().model_info(repo, timeout=HUB_ANSWER_TIMEOUT_S)
+            return _snapshot(repo, offline)
+    except NetworkUnavailable:
+        with suppress(LocalEntryNotFoundError):
+            return _snapshot(repo, offline=True)
+        raise
+
+
+def _snapshot(repo: str, offline: bool) -> Path:
+    return Path(huggingface_hub.snapshot_download(repo, allow_patterns=CHECKPOINT_FILES, local_files_only=offline))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path, named_path
 
 from ..cloud.test_starting import signals_as_before
-from ..models.test_found import Home, gguf
+from ..models.test_found import Home
 from ..starting import ROOT
 from .conftest import Invoke
 
@@ -62,8 +62,8 @@ def test_models_are_listed_as_json_and_lines(invoke: Invoke, tmp_path: Path, mon
     home, cache, others = Home(tmp_path), cache_dir(), "/models/一个 100% 很长的名字.gguf"
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "other disk"))
     home.ollama = tmp_path / "other disk"
-    home.pull("registry.ollama.ai/library/large/7b", gguf(9, 20_000))
-    home.pull("registry.ollama.ai/library/embed/latest", gguf(9, **{"qwen2.pooling_type": 1}))
+    home.pull("registry.ollama.ai/library/large/7b", b"GGUF" * 5000)
+    home.pull("registry.ollama.ai/library/cut/latest", size=100)
     for model, name in ((SMALL, "phone"), (SMALL, "desk"), (others, "phone")):
         keep(b"GGUF", name, model, cache)
     said = json.loads(invoke("models", "list", "--json")[1])
@@ -71,11 +71,11 @@ def test_models_are_listed_as_json_and_lines(invoke: Invoke, tmp_path: Path, mon
     assert said["folder"] == str(cache) and rows["tiny-omni-edge"]["adapters"] == []
     assert (rows[SMALL]["adapters"], rows[SMALL]["path"]) == (["desk", "phone"], None)
     assert (rows[others]["adapters"], rows[others]["kind"]) == (["phone"], "own")
-    embeds = rows["ollama:embed:latest"]
-    assert embeds["kind"] == rows["ollama:large:7b"]["kind"] == "found" and not rows["ollama:large:7b"]["unfit"]
-    assert embeds["unfit"] == "it is an embedding model"
+    cut = rows["ollama:cut:latest"]
+    assert cut["kind"] == rows["ollama:large:7b"]["kind"] == "found" and not rows["ollama:large:7b"]["unfit"]
+    assert cut["unfit"] == "its file is incomplete"
     lines = invoke("models", "list")[1].splitlines()
-    assert any("ollama:embed:latest" in line and "not usable: it is an embedding model" in line for line in lines)
+    assert any("ollama:cut:latest" in line and "not usable: its file is incomplete" in line for line in lines)
     assert all(line.startswith(name) for line, name in zip(lines, rows, strict=False))
     assert any(line.endswith("has learned: desk, phone") for line in lines)
 

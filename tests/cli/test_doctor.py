@@ -33,7 +33,7 @@ def test_a_file_that_does_not_load_is_named(
     asks += ["--cloud-model" if side == "edge" else "--edge-model", "toy"]
     status, out, _ = invoke(*asks)
     assert status == 1 and f"To do: the {name} model does not load: " in (line := " ".join(out.split()))
-    assert ("is damaged" if content else "There is no file") in line and "Ready" not in line
+    assert ("its header cannot be read" if content else "There is no file") in line and "Ready" not in line
     if content:
         monkeypatch.setattr("skydraft.cli.doctor.free_bytes", lambda: 4)
         assert f"To do: the {name} model needs 0.0 GB of memory, and 0.0 GB are free" in invoke(*asks)[1]

@@ -27,7 +27,7 @@ WRONG = {
     "generate 你好 --edge-model nowhere.gguf": "nowhere.gguf",
     "generate 你好 --edge-model 'evil\x1b]0;owned\x07\nskydraft: all is well'": "all is well",
     f"{GENERATE} --context 2": "--context",
-    f"{GENERATE} --threads 99999": "far more than",
+    f"{GENERATE} --threads 99999": "--threads 0 to 512",
     f"{GENERATE} --device edg=cuda": "'edg=cuda' names another side than edge and cloud",
     f"generate 你好 {EDGE} --cloud=-": "'-' is not the address of a server",
     # what is written, and who checks it

@@ -186,8 +186,9 @@ def test_others_compute_between_the_parts_of_an_audit() -> None:
     def once() -> None:
         forwards.append(None)
         if len(forwards) == 3:
+            before = target.lock._last
             threading.Thread(target=take_a_turn).start()
-            Serving.wait_until(lambda: len(target.floor._line) == 2)
+            Serving.wait_until(lambda: target.lock._last is not before)
 
     with closing(Watching(toys.toy(1, 0.7), waiting(target, once))) as watching:
         watching.write()

@@ -13,7 +13,7 @@ import skydraft
 from skydraft import Generation, make_plan
 from skydraft.errors import EngineError
 
-from ..engines.test_floor import interrupt_in
+from ..engines.test_lock import interrupt_in
 from .test_slots import few
 
 MODES = ("edge", "cloud", "lossless", "quality")

@@ -90,7 +90,7 @@ def test_a_wait_ends_by_cancelling_by_closing_and_with_the_engine(end: str) -> N
     Serving.wait_until(lambda: bool(slots_of(toy).line))
     {"cancel": waiting.cancel, "close": waiting.close, "engine": toy.close}[end]()
     thread.join(PATIENT_S)
-    assert found == (["toy is closed."] if end == "engine" else [()])
+    assert found == (["The model is closed."] if end == "engine" else [()])
     holder.close()
     assert is_free(toy)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, generate, make_plan
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
+from skydraft.engines.model import FairLock
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import DraftBlock, Prompt, Verdict
 
@@ -121,8 +122,8 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_dra
         token_id = 3 + number % 5
         context.commit_verdict(DraftBlock(context.base, ()), Verdict(context.base, 0, token_id))
     held = []  # rows that were fed each time somebody had the floor
-    acquire, forward = engine.floor._acquire, engine.forward
-    monkeypatch.setattr(engine.floor, "_acquire", lambda taker: (held.append(0), acquire(taker)))
+    enter, forward = FairLock.__enter__, engine.forward
+    monkeypatch.setattr(FairLock, "__enter__", lambda lock: (held.append(0), enter(lock)))
 
     def counted(feeds, **options):
         held[-1] += sum(len(feed) for _, feed in feeds)

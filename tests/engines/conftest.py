@@ -56,7 +56,7 @@ def thinker(omni_folder: Path) -> Any:
 @pytest.fixture(scope="session")
 def gguf_path(home: Path) -> Path:
     """The demo pair's draft model, where it is on this machine."""
-    pytest.importorskip("llama_cpp")
+    later("llama_cpp")  # whose import would have llama.cpp print again
     path = model_path(KNOWN[default_pair().draft], cache_dir())
     if not path.is_file():
         pytest.skip(f"no model: {path} is missing")

@@ -1,7 +1,6 @@
 """Adapters: a model with one is the model whose weights were changed, in both engines; and what is none is refused."""
 
 import os
-import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -190,55 +189,6 @@ def test_a_new_file_with_the_time_and_size_of_the_old_one_counts(tmp_path: Path)
         os.utime(path, (1e9, 1e9))
         found.add(id(engine.adapters.choose("one", ())))
     assert len(found) == 2
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> tuple[Engine, threading.Event, threading.Event]:
-    """An engine, when it begins to open its adapter `slow`, and when it may go on; `open` is opened at once."""
-    engine, opening, go_on = open_toy("toy"), threading.Event(), threading.Event()
-
-    def slowly(path: Path) -> Engine:
-        if path.parent.name == "slow":
-            opening.set()
-            assert go_on.wait(30)
-        return open_toy("toy")
-
-    engine.adapters.folder, engine.open_adapted = tmp_path, slowly  # type: ignore[method-assign]
-    for name in ("slow", "open"):
-        (tmp_path / name).mkdir()
-        write_adapter(tmp_path / name / "adapter.gguf", change(engine.fingerprint, {"m": (8, 8)}))
-    return engine, opening, go_on
-
-
-def test_texts_go_on_while_an_adapter_is_opened(slow: Any, tmp_path: Path) -> None:
-    engine, opening, go_on = slow
-    opened_before = engine.adapters.choose("open", ())
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(engine.adapters.choose, "slow", ())
-        assert opening.wait(30)
-        assert engine.adapters.choose("auto", TEXT) is engine and engine.adapters.usable == ["open", "slow"]
-        assert engine.adapters.choose("open", ()) is opened_before
-        (tmp_path / "slow" / "adapter.gguf").unlink()  # as `learn revert` does meanwhile
-        engine.adapters.choose("auto", TEXT)
-        go_on.set()
-        late = asked.result()
-    engine.adapters.wait_s = 0.0
-    engine.adapters.choose("auto", TEXT)
-    with pytest.raises(EngineError, match="is closed"):
-        late.open(TEXT)
-
-
-def test_an_adapter_that_is_being_opened_is_closed_with_the_others(slow: Any) -> None:
-    engine, opening, go_on = slow
-    with ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(engine.adapters.choose, "slow", ())
-        assert opening.wait(30)
-        closing_all = pool.submit(engine.adapters.close)
-        threading.Event().wait(0.1)
-        go_on.set()
-        closing_all.result(30)
-    with pytest.raises(EngineError, match="is closed"):
-        asked.result().open(TEXT)
 
 
 def test_an_engine_that_takes_none_refuses(tmp_path: Path) -> None:

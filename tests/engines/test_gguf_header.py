@@ -1,6 +1,7 @@
 """GGUF files that would end the process in llama.cpp are refused by their header, and no header ends it."""
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,27 @@ import pytest
 from skydraft.engines.llama.library import check_gguf, load_library
 from skydraft.errors import BrokenModel, MissingDependency
 
-from ..models.test_found import gguf
 from ..mutating import flipped
 
 EPSILON = "qwen2.attention.layer_norm_rms_epsilon"
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def packed(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    kind, form = (4, "I") if isinstance(value, int) else (6, "f")
+    return struct.pack(f"<I{form}", kind, value)
+
+
+def gguf(layers: Any = 2, **more: Any) -> bytes:
+    """A header of a model with so many layers."""
+    fields = {"general.architecture": "qwen2", "qwen2.block_count": layers, "qwen2.embedding_length": 8, **more}
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields))
+    return header + b"".join(text(name) + packed(value) for name, value in fields.items())
 
 
 @pytest.fixture
@@ -31,7 +49,7 @@ def check(tmp_path: Path) -> Any:
 
 BROKEN = {
     "no layers": gguf(0), "layers": gguf(2**32 - 1), "epsilon": gguf(**{EPSILON: -1.0}),
-    "nan": gguf(**{EPSILON: float("nan")}), "cut": gguf()[:80],
+    "nan": gguf(**{EPSILON: float("nan")}), "cut": gguf()[:80], "an embedding model": gguf(**{"qwen2.pooling_type": 3}),
     "magic": b"GGML" + gguf()[4:], "empty": b"", "fields": gguf()[:16] + b"\xff" * 8 + gguf()[24:],
 }  # fmt: skip
 

@@ -45,13 +45,8 @@ def test_other_structures_are_refused(fresh: None, monkeypatch: pytest.MonkeyPat
         load_library()
 
 
-@pytest.mark.parametrize(("others", "features", "flags"), [
-    (True, b"CPU : AMX_INT8 = 1", ""), (False, b"CPU : AMX_INT8 = 1", "-DCMAKE_C_FLAGS="),
-    (False, b"CUDA : ARCHS = 900 | CPU : AMX_INT8 = 1", "-DGGML_CUDA=on -DCMAKE_C_FLAGS="),
-])  # fmt: skip
-def test_a_build_with_amx_is_passed_over(
-    others: bool, features: bytes, flags: str, fresh: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("others", [True, False])
+def test_a_build_with_amx_is_passed_over(others: bool, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the process at the first forward of three rows on a machine with AMX (llama.cpp #20824)."""
     builds = [(path, f"{name}, a copy") for path, name in BUILDS[:1]] + BUILDS * others
     monkeypatch.setattr(llama_library, "_builds", lambda: builds)
@@ -60,16 +55,15 @@ def test_a_build_with_amx_is_passed_over(
     def with_amx(path: Path, name: str) -> Library:
         library = made(path, name)
         if name.endswith("copy"):
-            library.print_system_info = lambda: features
+            library.print_system_info = lambda: b"CPU : AMX_INT8 = 1"
         return library
 
     monkeypatch.setattr(llama_library, "Library", with_amx)
     if others:
         assert load_library().name == BUILDS[0][1]
         return
-    with pytest.raises(MissingDependency, match="a copy: its kernels for AMX may crash") as error:
+    with pytest.raises(MissingDependency, match="a copy: its kernels for AMX may crash; compile it with CMAKE_ARGS="):
         load_library()
-    assert f'compile without AMX: CMAKE_ARGS="{flags}' in error.value.line
 
 
 @pytest.mark.parametrize(

@@ -17,27 +17,6 @@ from ..serving import serving
 pytestmark = [pytest.mark.model, pytest.mark.long]
 
 
-def test_rows_stay_exact_past_the_lengths_that_were_probed(gguf_path: Path) -> None:
-    """Forwards of n rows at 300 and 600 tokens against one row at a time on a second sequence, and then once more."""
-    options = EngineOptions(context_len=1024, max_sequences=2, num_threads=2)
-    with open_engine("draft", gguf_path, options) as engine:
-        assert engine.invariant_rows >= 1
-        ids = [token_id + 1000 for token_id in range(700)]
-        wide, single = engine.open(ids[:301]), engine.open(ids[:301])
-        for length in (300, 320, 600, 620):
-            for sequence in (wide, single):
-                while sequence.length < length:
-                    engine.forward([(sequence, ids[sequence.length :][:20])], want_logits=False)
-                    sequence.record(ids[sequence.length :][:20])
-            for num_rows in range(2, engine.invariant_rows + 1):
-                feed = ids[length:][:num_rows]
-                together = engine.extend_batch([(wide, feed)])[0].copy()
-                singly = np.concatenate([single.extend([token_id]).copy() for token_id in feed])
-                assert np.array_equal(together, singly), (length, num_rows)
-                wide.truncate(length)
-                single.truncate(length)
-
-
 def test_a_row_of_each_of_many_sequences_fits_into_one_forward(gguf_path: Path) -> None:
     options = EngineOptions(context_len=32, max_sequences=20, num_threads=2)
     with open_engine("draft", gguf_path, options) as engine:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.checkpoints.engine import memory_of
 from skydraft.engines.checkpoints.omni import OmniEngine
 from skydraft.engines.registry import open_engine
 from skydraft.errors import BrokenModel
@@ -30,9 +29,6 @@ def test_a_whole_checkpoint_gives_its_thinker_alone(omni: OmniEngine, omni_folde
     assert isinstance(engine, OmniEngine) and twenty(engine) == twenty(omni)
     names = {name.split(".")[0] + "." + name.split(".")[1] for name, _ in engine._model.named_parameters()}
     assert names == {"model.audio_tower", "model.language_model", "lm_head.weight"}
-    sizes = memory_of(tmp_path)
-    assert sizes == memory_of(omni_folder) and sizes["bfloat16"] > sizes["int8"] > sizes["int4"] > sizes["bfloat16"] / 4
-    assert sizes["float32"] == 2 * sizes["bfloat16"] == 4 * engine._model.num_parameters()
 
 
 def test_a_folder_without_audio_settings(omni_folder: Path, tmp_path: Path) -> None:

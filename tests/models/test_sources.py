@@ -83,7 +83,7 @@ def test_hub_folder_falls_back_to_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
         return "/hf/snapshot"
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail_with(OSError("no route")))
-    for offline, says in ((False, "no route"), (True, "offline")):
+    for offline, says in ((False, "no route"), (True, "none")):
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
         assert sources.hub_folder("org/name", offline) == Path("/hf/snapshot")
         monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_with(LocalEntryNotFoundError("none")))

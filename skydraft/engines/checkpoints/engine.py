@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
@@ -19,8 +18,6 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, MissingDependency, OptionError, SkydraftError, importing
 
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4.5}
-_NOT_LOADED = ("talker.", "token2wav.", "visual.", "thinker.visual.")  # of Qwen2.5-Omni
-_LARGE_BYTES = 1_000_000_000
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
 _FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # of transformers: what pyproject.toml takes, and tests run
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -83,7 +80,8 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     device = check_device(torch, options.device)
     if options.dtype not in _BITS:
         raise OptionError(f"--dtype must be one of {', '.join(_BITS)}, not '{options.dtype}'.")
-    _check_memory(path, options, torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_bytes())
+    if device.type == "cpu":
+        _tell_of_memory(path, options)
     how = _weights(torch, transformers, device, options.dtype)
     try:
         with quiet(transformers):
@@ -117,34 +115,12 @@ def _weights(torch: Any, transformers: Any, device: Any, dtype: str) -> dict[str
     return {"dtype": torch.bfloat16, "device_map": device, "quantization_config": config}
 
 
-def memory_of(path: Path) -> dict[str, int]:
-    """Bytes of a folder's weights in memory by --dtype, as far as they are loaded; 0 without *.safetensors.
-
-    Embeddings, the head and whatever is no matrix have 16 bits where others have 8, or 4 and a half with their scales.
-    """
-    from safetensors import safe_open
-
-    shapes: dict[str, list[int]] = {}
-    for file in path.glob("*.safetensors"):
-        with safe_open(file, "np") as opened:
-            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-    counts = {name: math.prod(shape) for name, shape in shapes.items() if not name.startswith(_NOT_LOADED)}
-    kept = sum(num for name, num in counts.items() if len(shapes[name]) != 2 or "embed" in name or "lm_head" in name)
-    return {name: int(sum(counts.values()) * bits + kept * max(16 - bits, 0)) // 8 for name, bits in _BITS.items()}
-
-
-def _check_memory(path: Path, options: EngineOptions, room: int | None) -> None:
-    """Say what a large model takes. Raises OptionError where less is free."""
-    sizes: dict[str, int] = {}
-    with suppress(Exception):  # of a broken file; to load it says what is wrong
-        sizes = memory_of(path)
-    if (size := sizes.get(options.dtype, 0)) < _LARGE_BYTES or room is None:
-        return
-    needs = f"the weights take {size / 1e9:.1f} GB of memory in {options.dtype}, and {room / 1e9:.1f} GB are free."
-    if size > room:
-        fits = " or ".join(f"--dtype {dtype} ({size / 1e9:.1f} GB)" for dtype, size in sizes.items() if size <= room)
-        raise OptionError(f"{path}: {needs}", hint=f"Choose {fits or 'a smaller model'}, or close other programs.")
-    options.notify(needs)
+def _tell_of_memory(path: Path, options: EngineOptions) -> None:
+    """Show a line where the weights may not fit. Files have 16 bits a weight, if not more."""
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors")) * _BITS[options.dtype] / 16
+    if (free := free_bytes()) is not None and size > free:
+        takes = f"about {size / 1e9:.1f} GB of memory in {options.dtype}, and {free / 1e9:.1f} GB are free"
+        options.notify(f"{path} takes {takes}; --dtype bfloat16 or int8 takes less.")
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:

@@ -55,7 +55,7 @@ class OmniEngine(TransformersEngine):
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
         """Those of the model's own processor less its padding."""
-        self.floor.check_open()
+        self.lock.check_open()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
         # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
         padded_len = (len(samples) + window + hop - 1) // hop * hop
@@ -69,28 +69,18 @@ class OmniEngine(TransformersEngine):
             raise PromptError(f"This audio cannot be used: {error}.", hint="Give another recording.") from error
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
-        self.floor.check_open()
+        self.lock.check_open()
         config = self._model.config
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
     def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
         """One run of audio tokens for each of `media`, none at the end."""
-        runs = self._runs(prompt)
-        if not media:
-            if runs:
-                raise PromptError("The prompt has audio tokens but no audio.", hint="Give an audio file.")
-            return
-        num_mels = self._model.config.audio_config.num_mel_bins
-        for each in media:
-            if len(each.features) != num_mels:
-                raise PromptError(f"{self.name} takes features of {num_mels} mels, not {len(each.features)}.")
-        if [length for _, length in runs] != [each.num_tokens for each in media]:
-            lengths = ", ".join(str(length) for _, length in runs[:8]) or "none"
-            fills = ", ".join(str(each.num_tokens) for each in media[:8])
-            says = f"The prompt's runs of audio tokens are {lengths} long, its audio fills {fills}."
-            raise PromptError(says, hint="Put what audio_tokens returns into the prompt, once for each recording.")
-        if sum(runs[-1]) == len(prompt):
-            raise PromptError("The prompt ends in its audio.", hint="Close it with the end mark of the audio.")
+        runs, num_mels = self._runs(prompt), self._model.config.audio_config.num_mel_bins
+        is_heard = [length for _, length in runs] == [each.num_tokens for each in media]
+        ends = bool(runs) and sum(runs[-1]) == len(prompt)
+        if not is_heard or ends or any(len(each.features) != num_mels for each in media):
+            hint = "Put in what audio_tokens returns, once for each recording, and text after it."
+            raise PromptError(f"The prompt's audio tokens are not those of its {len(media)} recordings.", hint=hint)
 
     def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
         at = self._audio_positions(prompt)

@@ -77,7 +77,7 @@ class TransformersEngine(Engine):
 
     def loaded(self) -> tuple[Any, Vocab, AdaptedModel]:
         """What another engine on the same weights needs."""
-        self.floor.check_open()
+        self.lock.check_open()
         return self._model, self.vocab, self._adapted
 
     def open_adapted(self, adapter: Path) -> TransformersEngine:

@@ -17,12 +17,11 @@ from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.llama.library import load_library, rope_depends, without_matrices
 from skydraft.engines.llama.weights import Weights, interrupts_kept
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, forget_profile, profile_of
+from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import EngineError
-from skydraft.files import log
 
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
@@ -67,8 +66,6 @@ class LlamaCppEngine(Engine):
     threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
     """
 
-    can_copy = True
-
     def __init__(
         self, path: Path, options: EngineOptions, *, name: str = "", base: LlamaCppEngine | None = None,
         adapter: Path | None = None,
@@ -88,7 +85,7 @@ class LlamaCppEngine(Engine):
         self.context_len = min(options.context_len, trained)
         if trained < options.context_len:
             options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
-        self.max_sequences = options.max_sequences
+        self.max_sequences, self.can_copy = options.max_sequences, options.max_sequences > 1
         self._grows = bool(options.total_len) and not rope_depends(self._lib, path)
         self._adapter: Any = None
         self._places: list[Cells] = []
@@ -96,7 +93,7 @@ class LlamaCppEngine(Engine):
             if adapter:
                 self._adapter, self.fingerprint = self._weights.load_adapter(adapter)
             if not self._grows:  # one is for the beginning of prompts
-                self._open_places(self.context_len, options.max_sequences + (options.max_sequences > 1))
+                self._open_places(self.context_len, self.max_sequences + self.can_copy)
         except BaseException:
             self._weights.give_back()
             raise
@@ -106,14 +103,11 @@ class LlamaCppEngine(Engine):
         self.slots = slots = (base.slots if base else None) or Slots(self.name, *how)
         slots.engines.add(self)
         self.adapters.wait_s = options.wait_s
-        self._costs = RowCosts(NOT_PROBED, self._measure_again)
+        self._costs = RowCosts(NOT_PROBED)
         self.profile = base.profile if base else profile_of(self, self._profile_key(options), options)
         if base:  # measured where it happens, as an adapter changes each forward a little
             self.probed_len = 0
-        self._costs = RowCosts(self.profile, self._measure_again)
-        self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
-        more = "; one of `skydraft models quantize` may keep more" if self.invariant_rows < MAX_PROBED_ROWS else ""
-        self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
+        self._costs = RowCosts(self.profile)
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
@@ -143,12 +137,8 @@ class LlamaCppEngine(Engine):
 
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
-        how = (False, self._num_threads, options.gpu_layers)  # False: earlier versions had caches that were shared
+        how = (self._num_threads, options.gpu_layers)
         return "|".join(map(str, (self._weights.fingerprint, *system, *how)))
-
-    def _measure_again(self, what: str) -> None:
-        log.warning(f"{self.name}: {what}; the next start measures again.")
-        forget_profile(self._profile_key(self._options), self._options)
 
     def vocabulary_file(self) -> bytes:
         return without_matrices(self._lib, self.path)
@@ -194,11 +184,8 @@ class LlamaCppEngine(Engine):
         together = [[each] for each in feeds] if self._grows else [feeds]
         return [rows for each in together for rows in self._compute(each, want_logits=want_logits)]
 
-    def _passes(self, feeds: Feeds, *, want_logits: bool = True) -> list[Pass]:
-        sizes = [len(token_ids) for _, token_ids in feeds]
-        if not want_logits or len(sizes) == 1:
-            return [Pass(tuple(range(len(sizes))), max(sizes))]
-        return self._costs.passes(sizes)
+    def _passes(self, feeds: Feeds) -> list[Pass]:
+        return self._costs.passes([len(token_ids) for _, token_ids in feeds])
 
     def shapes(self, feeds: Feeds) -> list[Hashable]:
         length, parts = max(sequence.length for sequence, _ in feeds), [[each] for each in feeds]
@@ -208,7 +195,7 @@ class LlamaCppEngine(Engine):
 
     def _compute(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
         rows: list[list[Rows]] = [[] for _ in feeds]
-        passes, done = self._passes(feeds, want_logits=want_logits), 0
+        passes, done = self._passes(feeds), 0
         for numbers, num_rows in passes:
             fed = [(feeds[i][0], feeds[i][1][done : done + num_rows]) for i in numbers]
             stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
@@ -265,9 +252,6 @@ class LlamaCppEngine(Engine):
         if max(stretch.length for stretch in stretches) < _NOTED_LEN:
             self._costs.note(num_rows, (time.perf_counter() - began) * 1e3)
         return np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
-
-    def allocate_beginning(self, num_tokens: int) -> Cells | None:
-        return self.allocate(num_tokens) if self.max_sequences > 1 else None
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         if self.kv_length(source) <= target.slot.length:

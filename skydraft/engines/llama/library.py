@@ -14,20 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import (
-    POINTER,
-    c_bool,
-    c_char_p,
-    c_float,
-    c_int8,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_uint8,
-    c_uint32,
-    c_uint64,
-    c_void_p,
-)
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +33,7 @@ _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
 _OPTIONAL = ("model_quantize", "gguf_init_empty", "gguf_set_kv", "gguf_write")  # some ready-made builds are without
 _MAX_LAYERS = 512  # that of llama.cpp
-_AMX, _CUDA = b"AMX_INT8 = 1", b"CUDA : "
+_AMX = b"AMX_INT8 = 1"
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'"
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -102,13 +89,13 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "supports_gpu_offload": (c_bool,), "model_default_params": (ModelParams,),
     "model_load_from_file": (c_void_p, c_char_p, ModelParams), "model_chat_template": (c_char_p, c_void_p, c_char_p),
     "model_free": (None, c_void_p), "model_get_vocab": (c_void_p, c_void_p), "model_n_ctx_train": (c_int32, c_void_p),
-    "model_desc": (c_int32, c_void_p, c_char_p, c_size_t), "model_n_params": (c_uint64, c_void_p),
+
     "model_quantize_default_params": (QuantizeParams,),
     "model_quantize": (c_uint32, c_char_p, c_char_p, POINTER(QuantizeParams)),
     "context_default_params": (ContextParams,), "init_from_model": (c_void_p, c_void_p, ContextParams),
     "free": (None, c_void_p), "adapter_lora_init": (c_void_p, c_void_p, c_char_p),
     "set_adapters_lora": (c_int32, c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_float)),
-    "get_memory": (c_void_p, c_void_p), "memory_seq_cp": (None, c_void_p, c_int32, c_int32, c_int32, c_int32),
+    "get_memory": (c_void_p, c_void_p),
     "memory_seq_rm": (c_bool, c_void_p, c_int32, c_int32, c_int32), "memory_seq_pos_max": (c_int32, c_void_p, c_int32),
     "state_seq_get_size": (c_size_t, c_void_p, c_int32),
     "state_seq_get_data": (c_size_t, c_void_p, c_void_p, c_size_t, c_int32),
@@ -200,11 +187,9 @@ def load_library() -> Library:
         except (OSError, AttributeError, ValueError) as error:
             faults.append(f"; {name}: {str(error).splitlines()[0]}")
             continue
-        if _AMX not in (features := library.print_system_info()):
+        if _AMX not in library.print_system_info():
             return library
-        flags = f"-DGGML_CUDA=on {_WITHOUT_AMX}" if _CUDA in features else _WITHOUT_AMX
-        remedy = f'CMAKE_ARGS="{flags}" pip install --force-reinstall --no-cache-dir llama-cpp-python'
-        faults.append(f"; {name}: its kernels for AMX may crash; compile without AMX: {remedy}")
+        faults.append(f'; {name}: its kernels for AMX may crash; compile it with CMAKE_ARGS="{_WITHOUT_AMX}"')
     says = f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}."
     hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
     raise MissingDependency(says, hint=hint)
@@ -232,7 +217,7 @@ def _header(lib: Library, path: Path) -> Iterator[Any]:
     header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
     try:
         if fault := _fault(lib, header) if header else "its header cannot be read":
-            raise BrokenModel(f"{path} is damaged: {fault}.", hint="Download or copy it again.")
+            raise BrokenModel(f"{path} cannot be used: {fault}.", hint="Download it again, or give another model.")
         yield header
     finally:
         lib.gguf_free(header)
@@ -285,6 +270,8 @@ def _fault(lib: Library, header: Any) -> str | None:
     layers = _of_architecture(lib, header, "block_count")
     if layers is not None and not 1 <= layers <= _MAX_LAYERS:
         return f"its block_count is {layers}"
+    if _of_architecture(lib, header, "pooling_type"):
+        return "it is an embedding model"
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         small = _of_architecture(lib, header, f"attention.{name}", _F32)
         if small is not None and not 0 <= small < 1:  # nan neither

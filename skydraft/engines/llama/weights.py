@@ -9,7 +9,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +20,7 @@ from skydraft.engines.llama.library import TOKEN_ATTR_UNUSED, Progress, check_gg
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError, RecordsError
 
-TYPES = {"q4_0": 2, "iq4_nl": 25, "q8_0": 7}  # of llama.h
-_TARGET_PARAMS = 1e9
+TYPES = {"q4_0": 2, "q8_0": 7}  # of llama.h
 
 
 @contextmanager
@@ -118,29 +117,22 @@ def read_vocabulary(content: bytes) -> Vocab:
     return vocab
 
 
-def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:
-    """Write all matrices of `source` in one type to `target`. Raises OptionError for a model that is as large as a
-    target unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Write all matrices of `source` in one type to `target`. Raises OptionError, MissingDependency, and BrokenModel
+    for a file that llama.cpp cannot quantize."""
     if kind not in TYPES:
         raise OptionError(f"A type is {', '.join(TYPES)}, not {kind!r}.")
     lib = load_library()
     if not hasattr(lib, "model_quantize"):
         raise MissingDependency(f"{lib.name} cannot quantize.", hint="Run: pip install 'skydraft[llamacpp]'.")
     check_gguf(lib, source)
-    model = load_model(lib, source, 0)
-    num_params = lib.model_n_params(model)
-    lib.model_free(model)
-    if num_params > _TARGET_PARAMS and not force:
-        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target: in another type it is"
-        hint = "A draft model may change, as the target checks it. For a target, give --force."
-        raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
     part = target.with_name(f"{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     statuses = list[int]()
     both = os.fsencode(source), os.fsencode(part)
-    # In this thread Ctrl-C would wait for the end, which takes minutes.
+    # In this thread Ctrl-C would wait for the end, which may take minutes.
     work = threading.Thread(
         target=lambda: statuses.append(lib.model_quantize(*both, ctypes.byref(params))), daemon=True
     )
@@ -150,8 +142,6 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
         if statuses != [0]:
             hint = "Choose another type, or check the free space."
             raise BrokenModel(f"llama.cpp cannot write {source} as {kind}.", hint=hint)
-        with part.open("rb+") as file:  # else a power cut may leave the name and not the bytes
-            os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -159,16 +149,12 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
 
 def _forget_mapped_pages(path: Path) -> None:
     """Weights that llama.cpp has repacked would be resident twice, 0.6 GB for the demo pair. Linux only."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        madvise = ctypes.CDLL(None).madvise
-    except (OSError, AttributeError):
-        return
-    for line in lines:
-        span, access, *_, name = line.split(maxsplit=5)
-        if name == str(path.resolve()) and "w" not in access:
-            start, end = (int(address, 16) for address in span.split("-"))
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
+    with suppress(OSError, AttributeError):
+        madvise, lines = ctypes.CDLL(None).madvise, Path("/proc/self/maps").read_text().splitlines()
+        for span, access, *_, name in (line.split(maxsplit=5) for line in lines):
+            if name == str(path.resolve()) and "w" not in access:
+                start, end = (int(address, 16) for address in span.split("-"))
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 4)  # MADV_DONTNEED
 
 
 def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:

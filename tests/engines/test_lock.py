@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from skydraft.engines.base import Floor
+from skydraft.engines.model import FairLock
 from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 
+from ..serving import Serving
 from .tiny_toy import toy
 
 
@@ -53,33 +53,19 @@ def engine() -> Iterator[Blocking]:
         assert len(running.result(20)) == 1
 
 
-def waits(thread_id: int) -> bool:
-    """Whether a thread waits for a floor."""
-    frame, inner = sys._current_frames().get(thread_id), ""
-    while frame and frame.f_code.co_qualname != "Floor._acquire":
-        frame, inner = frame.f_back, frame.f_code.co_name
-    return inner == "wait"
-
-
-def is_free(floor: Floor) -> bool:
+def is_free(lock: FairLock) -> bool:
     done: list[int] = []
-    floor.if_free(lambda: done.append(1))
+    lock.if_free(lambda: done.append(1))
     return bool(done)
 
 
-def in_line(works: list[Callable[[], Any]]) -> list[Future[Any]]:
-    """Begins works that wait for the floor, one after another, each in a thread of its own."""
+def in_line(lock: FairLock, works: list[Callable[[], Any]]) -> list[Future[Any]]:
+    """Begins works that wait for the lock, one after another, each in a thread of its own."""
     pool, begun = ThreadPoolExecutor(len(works)), []
     for work in works:
-        started: Future[int] = Future()
-
-        def begin(work: Callable[[], Any] = work, started: Future[int] = started) -> Any:
-            started.set_result(threading.get_ident())
-            return work()
-
-        begun.append(pool.submit(begin))
-        while not waits(started.result(20)):
-            time.sleep(0.001)
+        before = lock._last
+        begun.append(pool.submit(work))
+        Serving.wait_until(lambda before=before: lock._last is not before)  # type: ignore[misc]
     pool.shutdown(wait=False)
     return begun
 
@@ -93,7 +79,7 @@ def test_calls_wait_in_the_order_in_which_they_came(engine: Blocking) -> None:
             assert len(engine.open([1, 2]).extend([2])) == 1
             order.append(number)
 
-    begun = in_line([lambda at=number: call(at) for number in range(4)])
+    begun = in_line(engine.lock, [lambda at=number: call(at) for number in range(4)])
     assert not order
     engine.go.set()
     for each in begun:
@@ -103,7 +89,7 @@ def test_calls_wait_in_the_order_in_which_they_came(engine: Blocking) -> None:
 
 def test_the_model_is_freed_once_after_those_who_came_before_and_later_ones_are_refused(engine: Blocking) -> None:
     calls = [lambda: engine.log.append(engine.begin([1]).length), engine.close, engine.close, lambda: engine.open([1])]
-    *ended, refused = in_line(calls)
+    *ended, refused = in_line(engine.lock, calls)
     engine.go.set()
     assert [each.result(20) for each in ended] == [None] * 3 and engine.log == [0, "freed"]
     with pytest.raises(EngineError, match="closed"):
@@ -126,24 +112,22 @@ def test_a_sequence_closed_meanwhile_waits_for_nobody_and_is_released_before_the
 
 
 def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others(engine: Blocking) -> None:
-    main = threading.get_ident()
+    before = engine.lock._last
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
 
     def interrupt() -> None:
-        while not waits(main):
-            time.sleep(0.001)
-        while waits(main):  # a signal just before the wait is seen after it
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+        Serving.wait_until(lambda: engine.lock._last is not before)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), engine.floor:
         pass
-    assert not is_free(engine.floor)
+    assert not is_free(engine.lock)
     engine.go.set()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: engine.open([1]).close()).result(20)
-    assert is_free(engine.floor)
+    assert is_free(engine.lock)
 
 
 def interrupt_in(after_s: float, work: Callable[[], object]) -> None:
