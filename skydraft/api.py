@@ -119,8 +119,8 @@ def connect(
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
     and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
-    read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
-    this process asked it `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
+    read, written. Texts go on without the target once this process has paid `max_cost` in a day, or asked
+    it `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
@@ -129,7 +129,7 @@ def connect(
     also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line
     when the cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
     """
-    from skydraft.edge.budget import Budget, DaySum
+    from skydraft.edge.budget import Budget
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.servers import Servers
     from skydraft.edge.session import OwnServer
@@ -141,9 +141,8 @@ def connect(
 
     if isinstance(address, str) and is_url(address):
         where = StockOptions(address, api, model, token, tls_ca, insecure, drafts)
-        day_sum = None if max_cost is None else DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
-        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum), notify or silent)])
+        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls), notify or silent)])
     elif drafts is not None:
         raise OptionError("--drafts is for vLLM; skydraft serve takes drafts by itself.", hint="Leave it out.")
     elif price is not None or max_cost is not None:

@@ -82,14 +82,6 @@ def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractCo
         raise busy from error
 
 
-def set_aside(path: Path, meaning: str) -> None:
-    """Rename a damaged file, and say so in a line that ends with `meaning`. Raises OSError."""
-    aside = path.with_name(f"{path.name}.damaged-{token_hex(3)}")
-    with suppress(FileNotFoundError):  # another process was faster
-        os.replace(path, aside)
-        log.warning("skydraft: %s was damaged and is now %s: %s.", path, aside.name, meaning)
-
-
 def warn_if_shared(path: Path) -> None:
     """Say so in a line if others than its owner can read a file with a secret."""
     with suppress(OSError):

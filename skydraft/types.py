@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -194,15 +194,6 @@ class DraftBlock:
         for name, given in (("signals", self.signals), ("marks of forced tokens", self.forced)):
             if given and len(given) != len(self.token_ids):
                 raise ValueError(f"{len(given)} {name} for {len(self.token_ids)} tokens")
-
-    def first(self, length: int | None) -> DraftBlock:
-        """A block of at most so many of its tokens; None is no limit."""
-        if length is None or len(self.token_ids) <= length:
-            return self
-        return replace(
-            self, token_ids=self.token_ids[:length], signals=self.signals[:length], forced=self.forced[:length],
-            ended_by="k", finish=None,
-        )  # fmt: skip
 
     def is_forced(self, index: int) -> bool:
         return bool(self.forced) and self.forced[index]

@@ -106,7 +106,7 @@ class SpeculativeLoop:
             if self.is_cancelled or not (error.is_outage and self.falls_back):
                 raise
             return self._commit(self._block_without(block, error), None, "fallback", reason, began)
-        judged = block.first(self.verifier.max_block)  # what comes after it is a bonus
+        judged = block
         if verdict.draft_ids and self.ahead:
             judged = self.ahead.judged(block.base, verdict.draft_ids)
             judged = replace(judged, cost=block.cost, read=block.read, num_unread=block.num_unread)

@@ -108,8 +108,6 @@ class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
     rows of one forward: at most `engine.invariant_rows` make every verdict bit-exact."""
 
-    max_block: int | None = None
-
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int,
         reuse: Reuse | None = None, num_best: int | None = None, committed: Seq[int] = (),

@@ -25,10 +25,6 @@ class Verifier(Protocol):
     called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
     sent: Sent
 
-    @property
-    def max_block(self) -> int | None:
-        """Of a longer block only so many tokens are judged; None: no limit is known."""
-
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
 

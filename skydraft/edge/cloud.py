@@ -177,36 +177,35 @@ class Cloud:
         protocols or vocabularies, and answers that make no sense.
         """
         limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
-        until, pause_s, is_loading = time.monotonic() + limit_s, _PAUSE_S, False
-        while True:
-            left_s = until - time.monotonic()
-            gone = self._greet(vocab, min(max(left_s, _PAUSE_S), _FIRST_S), says_so=not is_loading)
-            if isinstance(gone, CloudLoading) and not is_loading:
-                is_loading = True
-                if limit_s > SILENT_S:
-                    self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
-            if not is_loading or not isinstance(gone, CloudLost) or (left_s := until - time.monotonic()) <= 0:
-                return gone
-            self._run(asyncio.sleep(min(pause_s, left_s)))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        until, pause_s, is_second, is_loading = time.monotonic() + limit_s, _PAUSE_S, False, False
 
-    def _greet(self, vocab: Vocab, wait_s: float, *, says_so: bool) -> CloudError | None:
         async def greet(server: Server) -> None:
             await server.greet(vocab, wait_s)
             self.servers.agree(server)
 
-        waits = f"waiting up to {wait_s:g} s for the cloud at {self.name}." if says_so else ""
-        for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
+        while True:
+            wait_s = min(max(until - time.monotonic(), _PAUSE_S), _FIRST_S)
+            waits = "" if is_loading else f"waiting up to {wait_s:g} s for the cloud at {self.name}."
             try:
                 self._run(self.servers.ask(self._key, greet), waits)
                 return None
             except CloudError as error:
                 if not error.is_outage or isinstance(error, CloudFailure):
                     raise
-                if is_last or isinstance(error, CloudTimeout | CloudLoading) or self.servers.is_reached:
-                    return error
-            self._run(self.servers.renew())
-        return None
+                gone = error
+            if isinstance(gone, CloudLoading) and not is_loading:
+                is_loading = True
+                if limit_s > SILENT_S:
+                    self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
+            is_gone = is_second or isinstance(gone, CloudTimeout) or self.servers.is_reached
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not isinstance(gone, CloudLost) or (is_gone and not is_loading):
+                return gone
+            if is_loading:
+                self._run(asyncio.sleep(min(pause_s, left_s)))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            is_second = True
+            self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
         """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises

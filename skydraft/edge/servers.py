@@ -39,7 +39,6 @@ class Servers:
         self._ran: dict[str, TargetId] = {}  # by address, the target seen last
         self._avoid_until: dict[str, float] = {}
         self._gone: tuple[float, CloudError | None] = 0.0, None  # when no server answered, and why
-        self._changed: set[str] = set()  # servers that run another target
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -70,7 +69,6 @@ class Servers:
 
     def met(self, server: Server, target: TargetId | None) -> None:
         """Note the target of one of several servers: the others must run the same."""
-        self._changed.discard(server.address)
         if target and target != (before := self._ran.get(server.address)):
             self._ran[server.address] = target
             if before:
@@ -78,14 +76,13 @@ class Servers:
         if self.has_others and self.target is None:
             self.target = target
 
-    def changed(self, server: Server) -> bool:
-        """Note that a server runs another target. True if all servers do: new texts then begin with the new target."""
-        self._changed.add(server.address)
-        self.facts.pop(server.address, None)
-        if len(self._changed) < len(self.all) or self.target is None:
+    def have_changed(self, faults: Mapping[str, SkydraftError]) -> bool:
+        """Whether all servers have said that they run another target: new texts then begin with that."""
+        said = len(faults) == len(self.all) and all(isinstance(each, TargetChanged) for each in faults.values())
+        if not said or self.target is None:
             return False
         self.target = None
-        self._changed.clear()
+        self.facts.clear()
         return True
 
     def agree(self, server: Server) -> None:
@@ -105,8 +102,8 @@ class Servers:
                 faults[server.address] = error
                 if not isinstance(error, TargetChanged):
                     self.lost(server)
-                elif self.changed(server):
-                    return await ask(server)
+        if self.have_changed(faults):
+            return await self.ask(key, ask)
         raise of_each(faults)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:

@@ -205,7 +205,7 @@ class OwnText:
         call: values.VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
         budget, num_calls = self._server.budget, int(not self._was_ahead)
-        day = budget.take() if budget.bounds_calls and num_calls else None
+        day = budget.take() if num_calls else None
         self._was_ahead = False
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0

@@ -37,7 +37,6 @@ class RemoteText:
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
         waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
     ) -> None:  # fmt: skip
-        self.max_block: int | None = None  # what the server accepts, after it refused a longer one
         self.came: Came = lambda base, token_ids, num_accepted: None
         self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
         self._waiting, self._falls_back = waiting, falls_back
@@ -49,7 +48,6 @@ class RemoteText:
         self._answers = Answers()  # of the call under way
         self.lines = deque[str]()  # for the user, which the generation's thread says
         self._work: asyncio.Task[None] | None = None  # the opening, or the last call
-        self._deadline: asyncio.Timeout | None = None  # for what the target writes after it was stopped
         self._fault: tuple[SkydraftError, float] | None = (
             None  # what ended the reading, and since when the server had been asked
         )
@@ -70,9 +68,8 @@ class RemoteText:
     def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
         """Put into `answers` the verdict on a block, the verdicts of what the target writes on, and None; or an error.
 
-        Of a block that is longer than the server accepts the verdict is on its first part. The thread has waited since
-        `since`. The error is a CloudError if
-        the cloud is lost for good, or for now if the text falls back.
+        The thread has waited since `since`. The error is a CloudError if the cloud is lost for good, or for now if the
+        text falls back.
         """
         self._answers = answers
         self.begin(self._answer(self._work, answers, block, catch_up, write, since))
@@ -90,7 +87,7 @@ class RemoteText:
                     before.cancel()
             verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
-            self.came(block.base, verdict.commits(block.first(self.max_block)), 0)
+            self.came(block.base, verdict.commits(block), 0)
             await self._read_on(answers)
         except Exception as error:
             end = error
@@ -104,9 +101,7 @@ class RemoteText:
 
     def stop(self) -> None:
         """Stop the target's writing; all that it has written is still read."""
-        if self._deadline is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._waiting.timeout_s)
-            self.there.stop()
+        self.there.stop()
 
     def cancel(self) -> None:
         """End the call under way with Cancelled."""
@@ -134,7 +129,7 @@ class RemoteText:
                 tries = tries or Situation(self._waiting.timeout_s, self._falls_back, began=max(began, since))
                 await self._mend(error, tries)
             try:
-                verdict = await self._judge(block, catch_up, write)
+                verdict = await self.there.verify(block, catch_up, write, self._waiting)
             except SkydraftError as failed:
                 error = failed
                 continue
@@ -143,47 +138,29 @@ class RemoteText:
                 self._met = self._server
             return verdict
 
-    async def _judge(self, block: DraftBlock, catch_up: tuple[int, ...], write: int) -> Verdict:
-        try:
-            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
-        except errors.LimitExceeded:
-            facts = await self._servers.learn(self._server, self._waiting.timeout_s)
-            if len(block.token_ids) <= facts.max_block:
-                raise
-            self.max_block = facts.max_block
-            return await self.there.verify(block.first(self.max_block), catch_up, write, self._waiting)
-
     async def _read_on(self, answers: Answers) -> None:
         """Read what the target writes until it stops, however slow the text's reader is. If that fails, the next call
         mends it: noticed once, so that the text does not wait for a second sign of it."""
         began = self._loop.now()
         try:
-            async with asyncio.timeout(None) as self._deadline:
-                while self.there.is_writing:
-                    began = self._loop.now()
-                    for verdict in await self.there.next_written(self._waiting):
-                        answers.put(verdict)
-                        self.came(verdict.base, verdict.commits(), verdict.num_accepted)
-        except TimeoutError:
-            self._fault = CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped."), began
+            while self.there.is_writing:
+                began = self._loop.now()
+                for verdict in await self.there.next_written(self._waiting):
+                    answers.put(verdict)
+                    self.came(verdict.base, verdict.commits(), verdict.num_accepted)
         except SkydraftError as error:
             self._fault = error, began
-        finally:
-            self._deadline = None
-        if self._fault:
             self.there.break_off()
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
-        tries.tried.add(self._server.address)
         tries.faults[self._server.address] = error
         if isinstance(error, CloudLost):
             self._servers.lost(self._server)
-        has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
-        if has_changed and not self._context.num_seen:
-            self.there.target = self._met = None  # all servers of the list run another target now
+        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.faults]
+        if self._servers.have_changed(tries.faults) and not self._context.num_seen:
+            self.there.target = self._met = None
             self.there.reopen()
             return
-        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.tried]
         now, tries.has_others = self._loop.now(), bool(others)
         tries.waited_s, tries.silent_s = now - tries.began, now - max(tries.began, self._server.heard_at)
         recovery = recover(error, tries)
@@ -195,13 +172,12 @@ class RemoteText:
             case "open again":
                 self.there.reopen(renumber=isinstance(error, errors.SessionTaken))
             case "again" | "reconnect":
-                tries.tried.clear()  # after a pause all servers may be tried again
+                tries.faults.clear()  # after a pause all servers may be tried again
         self._say_that_it_waits(error, tries)
         if recovery.step == "reconnect":
             await self.there.renew()
         tries.num_tries += 1
         tries.num_failures += isinstance(error, CloudFailure)
-        tries.num_reopened += recovery.step == "open again"
         await asyncio.sleep(recovery.pause_s)
 
     def _move(self, server: Server) -> None:
@@ -294,10 +270,6 @@ class RemoteVerifier:
     @property
     def link(self) -> LinkCost:
         return self._text.there.spent
-
-    @property
-    def max_block(self) -> int | None:
-        return self._text.max_block
 
     def hear(self, came: Came) -> None:
         """Let the event loop call `came` for each verdict, before this thread has it."""

@@ -126,7 +126,7 @@ def ask(front: Front, ledger: Ledger, *, is_known: bool = True, timeout_s: float
         try:
             if is_known:
                 await wire.ask("/v1/models", 5.0)
-            request = Request(ledger, "/completion", as_json(body), len(PROMPT), PROMPT, num_written=1)
+            request = Request(ledger, "/completion", as_json(body), PROMPT, num_written=1)
             await asyncio.wait_for(wire.whole(request), timeout_s)
         finally:
             await pool.close()

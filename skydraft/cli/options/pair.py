@@ -182,6 +182,8 @@ def _cloud(address: str | None, **values: Any) -> CloudChoice:
         raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
     if address and models["cloud_model"] and not is_url(address):
         raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
+    if values["drafts"] and not is_url(address or ""):
+        raise OptionError("--drafts is for a vLLM, and needs its address.", hint="Give --cloud http://HOST:PORT/v1.")
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     return CloudChoice(address, given)
 
@@ -215,8 +217,8 @@ _SERVER = [
     option("--drafts", "HOST:PORT", "Where that vLLM takes drafts (skydraft-vllm), with the same key."),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
-    option("--max-cost", "X", "Go on without that server once its requests of a day (UTC), from all processes, "
-           "have cost X.", type=float),
+    option("--max-cost", "X", "Go on without that server once this process has paid X for its requests of a day (UTC).",
+           type=float),
     option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
            type=int),
     option("--cloud-token-file --cloud-key-file token", "FILE", "File with the token or key for the server.",

@@ -43,7 +43,6 @@ class Read:
 
     rows: tuple[Row, ...] = ()
     usage: LinkCost = UNTOLD
-    model: str = ""
     num_written: int = 0
     text: str = ""
     thinks: bool = False
@@ -129,9 +128,7 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
 
 def is_refusal(answer: Any) -> bool:
     """Whether an error stands in the place of an answer or event."""
-    told = answer if isinstance(answer, dict) else {}
-    is_bare = "message" in told and told.keys() & {"code", "type"}
-    return bool(told.get("error") or told.get("error_message") or is_bare)
+    return isinstance(answer, dict) and bool(answer.get("error"))
 
 
 def sound(answer: Any) -> dict[str, Any]:

@@ -71,7 +71,6 @@ class StockText:
         self._drafted: DraftedText | None = None  # the same request, where it takes drafts
         self._branch: Draft | None = None  # all drafts of the newest branch
         self._carries_grammar = False  # the request of `_writing`
-        self._connection = 0  # the last one whose server is known to run what the text began with
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
@@ -99,7 +98,7 @@ class StockText:
 
     @property
     def spent(self) -> LinkCost:
-        return self._ledger.told
+        return self._ledger.spent
 
     def reopen(self, server: StockConnection | None = None, *, renumber: bool = False) -> None:
         self.break_off()
@@ -114,11 +113,7 @@ class StockText:
         await self._server.renew()
 
     async def open(self, waiting: Waiting) -> None:
-        info = await self._ask_who(self._prompt, waiting)
-        try:
-            await self._next_row(info, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
-        finally:
-            self._drop()
+        await self._ask_who(self._prompt, waiting)  # a request for the prompt alone would cost a token
 
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         """The verdict. Tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
@@ -191,10 +186,7 @@ class StockText:
 
     def _is_draft(self, row: Row) -> bool:
         """Whether the last token was a draft that vLLM has checked: it came with its next one."""
-        is_sent = self._drafted is not None and self._drafted.has_sent(self._text)
-        if row.goes_on and not is_sent and self._drafted is not None:
-            self._drafted.port.grouped()
-        return row.goes_on and is_sent
+        return row.goes_on and self._drafted is not None and self._drafted.has_sent(self._text)
 
     def draft(self, draft: Draft) -> None:
         known = self._branch
@@ -214,7 +206,6 @@ class StockText:
 
     async def close(self) -> None:
         self.break_off()
-        self._ledger.settle()
 
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
@@ -226,9 +217,9 @@ class StockText:
         self._check_resumes(text)
         return info
 
-    async def _who(self, waiting: Waiting, connection: int = 0) -> StockInfo:
+    async def _who(self, waiting: Waiting) -> StockInfo:
         known = self._info
-        info = await self._server.info_for(self._vocab, waiting, self._wire, connection)
+        info = await self._server.info_for(self._vocab, waiting, self._wire)
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._kind is not type(info.dialect):
             self._choose_at(type(info.dialect))
@@ -277,7 +268,7 @@ class StockText:
             except CloudFailure as error:
                 self._server.refused |= info.dialect.refused_by(error.message)
                 raise
-            await self._check_model(writing.model, writing.request.connection, waiting)
+            await self._check_model(writing.request, waiting)
             if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
                 with_grammar = True
                 continue
@@ -305,7 +296,7 @@ class StockText:
             request.says(LinkCost(tokens_out=1))
             read = read_safely(dialect.one_written, answer)
             request.says(read.usage)
-            await self._check_model(read.model, request.connection, waiting)
+            await self._check_model(request, waiting)
             if len(read.rows) != 1:
                 raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
             (row,) = read.rows
@@ -315,10 +306,11 @@ class StockText:
         return row
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
-        scope, generated = self._given.cache_scope, text[len(self._prompt) :]
+        scope = self._given.cache_scope
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
-        content, num_committed = as_json({**body, **salt}), len(self._context.generated)
-        return Request(self._ledger, path, content, len(text), generated, num_committed, num_written)
+        return Request(
+            self._ledger, path, as_json({**body, **salt}), text, len(self._context.generated), num_written
+        )  # fmt: skip
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices
@@ -340,23 +332,20 @@ class StockText:
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
         return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
-    async def _check_model(self, model: str, connection: int, waiting: Waiting) -> None:
-        """Raise TargetChanged if an answer over this connection is that of another model."""
-        if not self.resumes:  # a chat's text is one answer
-            return
-        if connection != self._connection:
-            await self._who(waiting, connection)
-            self._connection = connection
-        if model and not self._server.is_named(model):
-            self._server.forget()  # the next text begins with the new one
-            raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
+    async def _check_model(self, request: Request, waiting: Waiting) -> None:
+        """Raise TargetChanged if an answer is that of another model. A server that was started again has closed its old
+        connections, so one that has a new one is asked."""
+        if request.is_new and self.resumes:  # a chat's text is one answer
+            request.is_new = False
+            self._server.forget()
+            await self._who(waiting)
 
     def _drop(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.close()
         if self._drafted is not None:
-            self._drafted.end()
+            self._ledger.note(LinkCost(bytes_up=self._drafted.end()))
             self._drafted = None
 
 

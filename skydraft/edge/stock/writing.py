@@ -30,7 +30,6 @@ class Writing:
 
     def __init__(self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int) -> None:
         self.num_written = 0
-        self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
         self.request = events.request
@@ -106,7 +105,6 @@ class Writing:
         self.num_written += len(rows)
         if self.num_written > self._limit:
             raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
-        self.model = read.model or self.model
         self._rows += [replace(row, goes_on=row is not rows[-1]) for row in rows]
 
     def _said(self, data: bytes) -> Read:
@@ -163,7 +161,6 @@ class ChatWriting(Writing):
 
     def _take(self, data: bytes) -> None:
         said = self._said(data)
-        self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
         if self._num_events > _MAX_EVENTS:
             raise CloudFailure("The server writes without an end.")
