@@ -24,17 +24,17 @@ from tests.serving import PATIENCE_S, Serving, free_port
 from tests.stock.answering import Answering
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
-from tests.stock.native import LlamaServer, Router, Sglang
-from tests.stock.openai import DeepSeek, Gemini, OpenAI, Vllm
+from tests.stock.native import LlamaServer, Sglang
+from tests.stock.openai import DeepSeek, OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
-    "vllm": Vllm, "llama-server": LlamaServer, "router": Router, "sglang": Sglang, "openai": OpenAI,
+    "vllm": Vllm, "llama-server": LlamaServer, "sglang": Sglang, "openai": OpenAI,
     "openai, new": partial(OpenAI, refused=("max_tokens", "temperature")),
     "mistral": partial(OpenAI, refused=("stream_options",)),
-    "deepseek": partial(DeepSeek, owner="deepseek"), "gemini": partial(Gemini, owner="google"),
+    "deepseek": partial(DeepSeek, owner="deepseek"),
 }  # fmt: skip
 IDS = ("vllm", "llama-server", "sglang")  # that are sent ids
-HOSTS = ("openai", "openai, new", "mistral", "deepseek", "gemini")
+HOSTS = ("openai", "openai, new", "mistral", "deepseek")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/completion", "/generate")
 

@@ -181,14 +181,3 @@ class DeepSeek(OpenAI):
     def ending(self, run: Run, ends: str) -> list[Body]:
         usage = self._usage(run) | {"prompt_cache_hit_tokens": 0}
         return [self.part(run, {"content": "", "reasoning_content": None}, ends) | {"usage": usage}]
-
-
-class Gemini(OpenAI):
-    """Its last text has the end, and each event a usage whose total counts thoughts that nobody sees."""
-
-    async def deltas(self, run: Run) -> AsyncIterator[Body]:
-        async for token in run.tokens():
-            delta = {"role": "assistant", "content": token.text}
-            usage = self._usage(run)
-            usage |= {"total_tokens": 40 + usage["total_tokens"]}
-            yield self.part(run, delta, token.ends or None) | {"usage": usage}

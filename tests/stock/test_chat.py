@@ -1,5 +1,6 @@
 """Any chat of OpenAI's kind is a target that streams, and the draft model goes on where it breaks off."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -10,6 +11,8 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.errors import BrokenOff, CloudFailure, CloudLost, OptionError
+from tests.gateway.interfaces import QUESTION, WHOLE, body_of
+from tests.gateway.running import over
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices, committed
 from tests.stock import faults
 from tests.stock.conftest import num_asked
@@ -160,3 +163,31 @@ def test_a_text_that_has_ended_here_is_not_written_on_there() -> None:
         done = write(cloud, stop=(end,)).run()
         server.wait_until_idle()
     assert done.finish_reason == "stop_string" and server.model.num_written < LENGTH
+
+
+CALLED = [
+    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "get_weather", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "1", "content": "x"},
+]
+SAYS = "does not apply to a chat server, which puts messages into a template of its own; mode edge takes it."
+
+
+def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line() -> None:
+    """In each interface, whole and streamed; a name has a place."""
+    with fake("openai") as server, over(skydraft.connect(server.url, api="chat", model="toy")) as served:
+        asked = [body_of(path, choice) | {"path": path} for path in WHOLE for choice in ("auto", "required")]
+        talk = {"path": "chat/completions", "model": "skydraft-lossless", "max_tokens": 8}
+        open_end = [*QUESTION, {"role": "assistant", "content": "a"}]
+        asked += [talk | {"messages": open_end, "continue_final_message": True}]
+        begun = {"continue_ids": [1], "continue_as_prompt": True}  # the server's own answer would begin anew
+        asked += [talk | {"messages": QUESTION, "skydraft": begun}, talk | {"path": "completions", "prompt": "a"}]
+        for body, stream, mode in itertools.product(asked, (False, True), ("lossless", "cloud")):
+            answer = served.post(**body | {"stream": stream, "model": f"skydraft-{mode}"})
+            assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(SAYS), answer.text
+        assert "语速" not in str(server.model.asked)
+        ids = [each["id"] for each in served.client.get(f"{served.v1}/models").json()["data"]]
+        assert ids == ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless"))]
+        named = [{**QUESTION[0], "name": "ann"}]
+        for messages in (named, [*QUESTION, *CALLED]):  # results without tools are words of the user
+            assert served.post(**talk | {"messages": messages, "model": "skydraft-cloud"}).status_code == 200
+    assert server.model.asked[-2].body["messages"] == named

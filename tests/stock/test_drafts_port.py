@@ -24,7 +24,7 @@ from skydraft_vllm.settings import Settings, unfit
 from skydraft_vllm.texts import Text, Texts, Times
 
 from tests.serving import Serving
-from tests.stock.drafting import MAX_LEN, FakeModelRunner, config, runner_of
+from tests.stock.drafting import MAX_LEN, FakeModelRunner, config
 from tests.toys import law
 
 K, VOCAB = 7, 64
@@ -55,10 +55,9 @@ class Phone:
     def send(self, kind: bytes, content: bytes) -> None:
         self.socket.sendall(struct.pack("<cI", kind, len(content)) + content)
 
-    def text(self, number: int, name: str, prompt: list[int], *, whole: bool = False) -> None:
-        ids = prompt if whole else prompt[-8:]
+    def text(self, number: int, name: str, prompt: list[int]) -> None:
         head = struct.pack("<I16sI", number, bytes.fromhex(name), len(prompt))
-        self.send(b"T", head + np.array(ids, "<i4").tobytes())
+        self.send(b"T", head + np.array(prompt[-8:], "<i4").tobytes())
 
     def draft(self, number: int, place: int, token_ids: list[int]) -> None:
         self.send(b"D", struct.pack("<II", number, place) + np.array(token_ids, "<i4").tobytes())
@@ -89,13 +88,12 @@ def drafts_of(runner: FakeModelRunner, rows: Any, at: int, wanted: Any) -> list[
     return found[-1]
 
 
-@pytest.mark.parametrize("tells_names", [True, False])
-def test_drafts_follow_their_text_from_row_to_row(tells_names: bool) -> None:
-    runner, name = runner_of(K, VOCAB, tells_names=tells_names), uuid4().hex
+def test_drafts_follow_their_text_from_row_to_row(runner: FakeModelRunner) -> None:
+    name = uuid4().hex
     mine, other = (name, 12, [*PROMPT, 20]), ("", 12, [*PROMPT[::-1], 20])
     with Phone(port_of(runner).address) as phone:
-        assert phone.hello == {"version": 1, "drafts": K, "names": tells_names}
-        phone.text(1, name, PROMPT, whole=not tells_names)
+        assert phone.hello == {"version": 1, "drafts": K, "names": True}
+        phone.text(1, name, PROMPT)
         phone.draft(1, 0, [20, 21, 22, 23])
         assert drafts_of(runner, [mine], 0, [21, 22, 23]) == [[21, 22, 23]]
         assert runner.step([other, mine]) == [[], [21, 22, 23]]
@@ -109,7 +107,6 @@ def test_drafts_follow_their_text_from_row_to_row(tells_names: bool) -> None:
         phone.draft(1, 4, [50] * (MAX_LEN - 18) + [51, 52, 53])
         until(lambda: runner.step([near_end])[0] in ([51], []))  # never beyond what vLLM can hold
     until(lambda: runner.drafts._texts is not None and runner.drafts._texts.is_empty)
-    port_of(runner).close()
 
 
 def test_a_row_whose_prompt_was_not_written_has_no_drafts(runner: FakeModelRunner) -> None:

@@ -28,6 +28,7 @@ _CONNECT_S = 10.0
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
 _NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
+_STALE_S = 1.0  # a connection that was closed before shows it by then
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
@@ -70,18 +71,11 @@ class Pool:
 
     @asynccontextmanager
     async def sending(self, request: Request, url: str) -> AsyncIterator[httpx2.Response]:
-        """The response to a request, once its headers are there. The request counts as its body goes out, once. A
-        client is closed when it carries none any more."""
+        """The response to a request, once its headers are there. A client is closed when it carries none any more."""
         client = self.client
-        if len(request.text):
-            request.ledger.budget.check()
-        sent = client.build_request("GET", url)
-        if request.content is not None:
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
-            sent = client.build_request("POST", url, content=request.going_out(), headers=headers)
         self._lent[client] += 1
         try:
-            async with aclosing(await client.send(sent, stream=True)) as response:
+            async with aclosing(await self._responding(client, request, url)) as response:
                 connection = response.extensions["network_stream"]
                 request.is_new = connection not in self._known
                 self._known.add(connection)
@@ -92,6 +86,27 @@ class Pool:
                 del self._lent[client]
                 if client is not self._client:
                     await _closed(client)
+
+    async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
+        """The response. The request counts as its body goes out. One that fails at once is sent again if it may have met
+        an old connection: llama-server closes one in about ten after a stream, as the next request comes."""
+        import httpx2
+
+        may_be_old = bool(self._known)
+        while True:
+            if len(request.text):
+                request.ledger.budget.check()
+            began, sent = shared_loop().now(), client.build_request("GET", url)
+            if request.content is not None:
+                headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
+                sent = client.build_request("POST", url, content=request.going_out(), headers=headers)
+            try:
+                return await client.send(sent, stream=True)
+            except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+                if not may_be_old or shared_loop().now() - began > _STALE_S:
+                    raise
+                may_be_old = False
+                request.is_lost()
 
     async def renew(self) -> None:
         client, self._client = self._client, None
