@@ -40,7 +40,6 @@ _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
 _LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
-_QUIET_S = 30.0  # of a cloud that comes and goes, one outage in so many seconds is told
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -59,7 +58,6 @@ class Cloud:
     timeout_s: float = 30.0
     require: bool = False
     fallback: Fallback = "lost"
-    open_ahead: bool = False
     notify: Notify = silent
 
     engine = None
@@ -72,7 +70,7 @@ class Cloud:
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._key = random.random()  # orders the servers for what belongs to no text
-        self._waits, self._told_at = Waits(), -_QUIET_S
+        self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
 
     def in_background(self) -> Cloud:
@@ -81,7 +79,7 @@ class Cloud:
         if self.is_stock:
             message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
             raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
-        return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
+        return replace(self, notify=silent, require=False, timeout_s=_BACKGROUND_S)
 
     @property
     def is_exact(self) -> bool:
@@ -241,20 +239,14 @@ class Cloud:
     ) -> RemoteVerifier:  # fmt: skip
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
-        tells = self._may_tell_outage
-        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, tells, falls_back=falls_back)
+        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, falls_back=falls_back)
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
         waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once
-        if not outage and plan.drafts and drafts_first and (self.open_ahead or not waits):
+        if not outage and plan.drafts and drafts_first and not waits:
             verifier.open_ahead()
         return verifier
-
-    def _may_tell_outage(self) -> bool:
-        if is_new := (now := time.monotonic()) - self._told_at >= _QUIET_S:
-            self._told_at = now
-        return is_new
 
     def close(self) -> None:
         with suppress(OptionError):  # in a forked process they are the parent's

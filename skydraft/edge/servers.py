@@ -19,12 +19,9 @@ _CLOSE_S = 1.0  # time for the open closes of sessions
 
 
 def of_each(faults: Mapping[str, SkydraftError]) -> SkydraftError:
-    """One of the servers' faults, by address, which says them all: one that waiting does not cure, or the last."""
+    """The fault to tell of those of several servers: one that waiting does not cure, or the last."""
     *_, last = faults.values()
-    error = next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
-    if len(faults) > 1:
-        error.args = (" ".join(f"{address}: {each.args[0]}" for address, each in faults.items()),)
-    return error
+    return next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
 
 
 class Servers:

@@ -35,10 +35,10 @@ class RemoteText:
 
     def __init__(
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
+        waiting: Waiting, *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.came: Came = lambda base, token_ids, num_accepted: None
-        self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
+        self._servers, self._context = servers, context
         self._waiting, self._falls_back = waiting, falls_back
         self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
@@ -80,11 +80,8 @@ class RemoteText:
     ) -> None:  # fmt: skip
         end: Exception | None = None
         try:
-            if before is not None and not before.done():
-                try:
-                    await asyncio.wait((before,))
-                finally:
-                    before.cancel()
+            if before is not None:
+                await before  # which ends if this is cancelled
             verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
             self.came(block.base, verdict.commits(block), 0)
@@ -95,13 +92,6 @@ class RemoteText:
             end = Cancelled("The generation was cancelled.")
         if not self._loop.is_over:  # else the thread ends with the interpreter, without a word
             answers.put(end)
-
-    def draft(self, draft: Draft) -> None:
-        self.there.draft(draft)
-
-    def stop(self) -> None:
-        """Stop the target's writing; all that it has written is still read."""
-        self.there.stop()
 
     def cancel(self) -> None:
         """End the call under way with Cancelled."""
@@ -202,17 +192,16 @@ class RemoteText:
     async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
         self.outage = gone
+        if is_said := self._servers.outage is None:  # else another text has said so
+            self.lines.append(f"{self._gone(gone)}; going on alone.")
         if isinstance(gone, CloudLost) and not is_final:
             self._servers.gone(gone)
-        if is_said := self._may_tell_outage():
-            self.lines.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self.there.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:
         what = "is gone" if self._servers.is_reached else "was not reached"
-        what = "is not ready" if isinstance(error, errors.CloudLoading) else what
-        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else what
+        what = what if isinstance(error, CloudLost) else "cannot be used"
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
@@ -331,13 +320,13 @@ class RemoteVerifier:
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. Any thread may call this."""
-        self._loop.post(lambda: self._text.draft(draft))
+        self._loop.post(lambda: self._text.there.draft(draft))
 
     def stop(self) -> bool:
         """Stop the target's writing. False while `verify` must still take written tokens."""
         if self._answers is not None:
             self._loop.check_process()
-            self._loop.post(self._text.stop)
+            self._loop.post(self._text.there.stop)
             while self._answers is not None and (verdict := self._next(self._answers)):
                 self._written.append(verdict)
         return not self._written

@@ -24,7 +24,6 @@ from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
 
 _PAIR = default_pair()
-OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 
 
@@ -150,8 +149,8 @@ class CloudChoice:
     def connect(self, model: str | None = None) -> Cloud:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         assert self.address is not None  # else there is nothing to connect to
-        given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
-        return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
+        model = model if is_url(self.address) else None
+        return api.connect(self.address, notify=TERMINAL.say, model=model, **self.given)
 
     @contextmanager
     def sides(
@@ -232,8 +231,6 @@ _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
     option("--fallback", "WHEN", "Continue alone when the cloud is lost (lost, the default), or also while it was "
            "never reached (start), which else is an error.", type=Fallback),
-    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
-           type=OpenWhen),
 ]  # fmt: skip
 
 cloud_section = section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])

@@ -50,8 +50,7 @@ class StockOptions:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            with_key = "Give a key with --cloud-key-file, not in the address."
-            hint = with_key if "@" in self.url else "Write one address, for example http://HOST:PORT/v1."
+            hint = "Write one address like http://HOST:PORT/v1, and give a key with --cloud-key-file."
             says = f"'{one_line(without_password(self.url))}' is not the address of a server."
             raise OptionError(says, hint=hint)
         if self.api not in ("auto", *APIS):

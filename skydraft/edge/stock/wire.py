@@ -88,8 +88,8 @@ class Pool:
                     await _closed(client)
 
     async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
-        """The response. The request counts as its body goes out. One that fails at once is sent again if it may have met
-        an old connection: llama-server closes one in about ten after a stream, as the next request comes."""
+        """The response. The request counts as its body goes out. One that fails at once is sent again if it may have
+        met an old connection: llama-server closes one in about ten after a stream, as the next request comes."""
         import httpx2
 
         may_be_old = bool(self._known)
@@ -216,7 +216,7 @@ class Events:
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
         self.request, self._wire, self._life = request, wire, life
         self._has_ended = False
-        self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
+        self._queue: asyncio.Queue[bytes | SkydraftError | None] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
@@ -252,26 +252,19 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def arriving(self, waiting: Waiting, began: float | None) -> Any:
-        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`, as
-        `Wire.patiently`."""
+    async def next(self, waiting: Waiting, began: float | None = None) -> bytes | SkydraftError | None:
+        """The next event; None for the end, or the error that ended the answer. Raises a SkydraftError if nothing comes
+        within the times of `waiting`, as `Wire.patiently`."""
         if self.has_more:
             return self._queue.get_nowait()
         return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
-
-    def read(self, came: Any) -> Any:
-        """The event that came; None for the end. Raises the SkydraftError that ended the answer."""
-        if came is None or isinstance(came, SkydraftError):
-            self._queue.put_nowait(came)  # so it ends here, whoever asks again
-        if isinstance(came, SkydraftError):
-            raise came
-        return came
 
     @property
     def has_more(self) -> bool:
         return not self._queue.empty()
 
-    def unread(self) -> Any:
+    def unread(self) -> bytes | None:
+        """An event that has come, if there is one."""
         event = self._queue.get_nowait() if self.has_more else None
         return event if isinstance(event, bytes) else None
 

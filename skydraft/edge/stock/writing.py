@@ -63,11 +63,13 @@ class Writing:
     async def _next(self, waiting: Waiting, began: float | None = None) -> None:
         """Take the next event, or the end of the answer. Raises a SkydraftError if neither comes in time, which counts
         from when the wait `began`."""
-        came, num_before = await self._events.arriving(waiting, began), self.num_written
+        came, num_before = await self._events.next(waiting, began), self.num_written
         try:
-            if (data := self._events.read(came)) is not None:
-                self._take(data)
-            self._is_over |= data is None
+            if isinstance(came, SkydraftError):
+                raise came
+            if came is not None:
+                self._take(came)
+            self._is_over |= came is None
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
             if self._num_idle > _MAX_IDLE:
                 raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
