@@ -1,6 +1,7 @@
 """Servers and links that forget, cut, or are wrong about themselves cost no token. And what a server is asked and fed:
 once, not for each text."""
 
+import asyncio
 import dataclasses
 import random
 import subprocess
@@ -17,14 +18,16 @@ import pytest
 import skydraft
 from bench.emulated_link import EmulatedLink, LinkShape
 from skydraft import DecodingParams, make_plan
-from skydraft.edge.channel import Channel
+from skydraft.edge.channel import Channel, shared_loop
+from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, SessionNotFound
 from skydraft.protocol.codec import encode_info
+from skydraft.protocol.values import HEALTH
 
 from ..hostile.own import refuses
-from ..serving import Relay, Serving, serving, waiting
+from ..serving import PATIENCE_S, Relay, Serving, serving, waiting
 from .texts import ALONE, GATED, LOSSLESS, PLANS, Start, begin, undisturbed
 
 AUTO = make_plan("lossless")
@@ -149,3 +152,20 @@ def test_a_prompt_is_read_once_and_nothing_is_fed_twice(number: int, context_len
     assert sum(rows) == generation.num_prompt_tokens - 1 + sum(each.num_draft + 1 for each in generation.records)
     alone = skydraft.generate(prompt, cloud=open_toy("toy"), plan=make_plan("cloud"), **given).run()  # type: ignore[arg-type]
     assert generation.token_ids == alone.token_ids
+
+
+def test_waiting_texts_share_one_ping(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, sound = list[str](), Channel.call
+
+    async def call(self: Channel, path: str, timeout_s: float) -> bytes:
+        called.append(path)
+        return await sound(self, path, timeout_s)
+
+    async def ping_all() -> None:
+        channel = Channel(ServerOptions(server.address))
+        await asyncio.gather(*(channel.ping(PATIENCE_S) for _ in range(50)))
+        await channel.close()
+
+    monkeypatch.setattr(Channel, "call", call)
+    shared_loop().begin(ping_all()).result(PATIENCE_S)
+    assert called == [HEALTH]

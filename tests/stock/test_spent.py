@@ -14,12 +14,11 @@ from skydraft.types import LinkCost
 from tests.gateway.interfaces import events_of, plain
 from tests.gateway.running import Running
 from tests.gateway.running import over as gateway_over
-from tests.hostile.texts import DRAFT
+from tests.hostile.texts import DRAFT, TARGET
 from tests.serving import serving
-from tests.stock.fakes import Fake
-from tests.stock.test_money import PRICES, standing
+from tests.stock.fakes import fake
+from tests.stock.test_money import FATES, PRICES, num_read, price
 
-FATES = ["", "", "", "500", "503", "hangs up", "cut 90", "cut 700"]
 PATHS = ("chat/completions", "completions", "responses", "messages")
 
 
@@ -57,25 +56,22 @@ def flood(running: Running, seed: int) -> None:
 
 def test_the_sum_is_no_less_than_all_that_came_to_the_server() -> None:
     """With errors, retries, and clients that hang up."""
-    with standing("vllm") as front:
-        with over(front.url, price="1,2,3", max_cost=1e9, timeout_s=5.0) as running:
-            random.Random(0).shuffle(fates := FATES * 2)
-            front.fates += fates
+    with fake("vllm", TARGET) as server:
+        with over(server.url, price="1,2,3", max_cost=1e9, timeout_s=5.0) as running:
+            server.faults += [FATES[each] for each in random.Random(0).choices(list(FATES), k=16)]
             flood(running, 0)
         tokens = spent(running)
-        Fake.wait_until(lambda: not front.num_open)
-        posts = list(front.generating)
-    assert posts and tokens.tokens_in >= sum(len(each.prompt) for each in posts)
-    least = sum(PRICES.total(each.num_cached, len(each.prompt) - each.num_cached, 0) for each in posts)
-    assert least - 1e-12 <= PRICES.of(tokens)
+        server.wait_until_idle()
+    assert server.generating and tokens.tokens_in >= sum(map(num_read, server.generating))
+    assert price(server.generating, waits=False) - 1e-12 <= PRICES.of(tokens)
 
 
 @pytest.mark.parametrize("path", PATHS[:3])
 def test_usage_by_model_is_whole_and_streamed_the_same(path: str) -> None:
     """Its tokens are those of the answer, and all usages are what was spent, over a server of ours too."""
     gate = {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}
-    with standing("vllm") as front, serving(open_toy("toy")) as server:
-        for address, how in ((front.url, {"price": "1,2,3"}), (server.address, {})):
+    with fake("vllm", TARGET) as stock, serving(open_toy("toy")) as server:
+        for address, how in ((stock.url, {"price": "1,2,3"}), (server.address, {})):
             with over(address, **how) as running:
                 for model in ("skydraft-quality", "skydraft-cloud", "skydraft-edge"):
                     before = spent(running)
@@ -111,10 +107,10 @@ def test_usage_by_model_is_whole_and_streamed_the_same(path: str) -> None:
 
 def test_a_gateway_that_has_spent_its_day_goes_on_without_the_cloud() -> None:
     """What needs it is refused."""
-    with standing("vllm") as front, over(front.url, price="1,2,3", max_cost=2e-5) as running:
+    with fake("vllm", TARGET) as server, over(server.url, price="1,2,3", max_cost=2e-5) as running:
         replies = [post(running, "completions", model="skydraft-cloud") for _ in range(30)]
         assert (replies[0].status_code, replies[-1].status_code) == (200, 429)
-        num_asked = len(front.generating)
+        num_asked = len(server.generating)
         for path in PATHS:
             for stream in (False, True):
                 reply = post(running, path, stream=stream, model="skydraft-cloud")
@@ -129,4 +125,4 @@ def test_a_gateway_that_has_spent_its_day_goes_on_without_the_cloud() -> None:
         events = events_of(post(running, "completions", model="skydraft-lossless", stream=True).text)
         notices = [each["skydraft"]["notice"] for each in events if "notice" in each.get("skydraft", {})]
         assert any("max-cost" in line for line in notices) or "edge-fallback" not in ours["origins"]
-        assert len(front.generating) == num_asked
+        assert len(server.generating) == num_asked
