@@ -27,7 +27,6 @@ from skydraft.protocol.address import parse_addresses
 
 from ..serving import PATIENCE_S, free_port, waiting
 from ..toys import law
-from .coming_and_going import faults, written
 from .texts import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
 
 TOKENS = "phone a-token-of-24-characters\n"
@@ -158,18 +157,3 @@ def test_wrong_token_and_dead_server(start: Start, tmp_path: Path, plan: Any, mo
             pytest.raises(NotAuthorized),
         ):
             begin(cloud, plan).run()
-
-
-# --- Processes that are killed, stopped, drained and started again
-
-
-def test_texts_of_one_cloud_are_the_undisturbed_ones_while_servers_come_and_go() -> None:
-    """Those that were never without any server; the others are as long."""
-    found, done = faults(24, num_faults=6, pause_s=1.5)
-    assert len(found) >= 24 and sum(done.values()) >= 6
-    undisturbed = {(plan, seed): written(plan, seed, open_toy("toy")).token_ids for plan, seed, _ in found}
-    for plan, seed, text in found:
-        if "edge-fallback" in text.origins:
-            assert len(text.token_ids) == len(undisturbed[plan, seed])
-        else:
-            assert text.token_ids == undisturbed[plan, seed], (plan, seed)

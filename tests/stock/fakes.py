@@ -25,16 +25,15 @@ from tests.stock.answering import Answering
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
 from tests.stock.model import Asked, Model
 from tests.stock.native import LlamaServer, Sglang
-from tests.stock.openai import DeepSeek, OpenAI, Vllm
+from tests.stock.openai import OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
     "vllm": Vllm, "llama-server": LlamaServer, "sglang": Sglang, "openai": OpenAI,
     "openai, new": partial(OpenAI, refused=("max_tokens", "temperature")),
     "mistral": partial(OpenAI, refused=("stream_options",)),
-    "deepseek": partial(DeepSeek, owner="deepseek"),
 }  # fmt: skip
 IDS = ("vllm", "llama-server", "sglang")  # that are sent ids
-HOSTS = ("openai", "openai, new", "mistral", "deepseek")
+HOSTS = ("openai", "openai, new", "mistral")
 # Faults are for what generates; a handshake is spoilt by a fault for its own path.
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/completion", "/generate")
 

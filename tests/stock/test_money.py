@@ -29,10 +29,9 @@ from tests.stock.model import Asked
 from tests.toys import law
 
 PROMPT = list(TARGET.vocab.encode(TEXT))
-CHATS = ("openai", "deepseek")
-DIALECTS = (*IDS, *CHATS)
+DIALECTS = (*IDS, "openai")
 ROWS = [(dialect, plan) for dialect in IDS for plan in ("gated", "cloud", "checked")]
-ROWS += [(dialect, plan) for dialect in CHATS for plan in STREAMS]
+ROWS += [("openai", plan) for plan in STREAMS]
 FATES: dict[str, Fault] = {
     "": faults.SOUND, "500": faults.refuses(500), "503": faults.refuses(503), "silent": faults.silent(),
     "429": faults.refuses(429, Retry_After="0"), "hangs up": faults.hangs_up(), "hangs up late": faults.hangs_up(1.5),
