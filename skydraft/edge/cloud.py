@@ -18,7 +18,6 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.verifier import SILENT_S, Notify, RemoteText, RemoteVerifier, silent, too_late, waiting_for
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -101,12 +100,7 @@ class Cloud:
         return self.kind != OURS
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
-        return not self.is_stock or self.port_for_drafts is not None
-
-    @property
-    def port_for_drafts(self) -> DraftPort | None:
-        """That of a server which is not ours."""
-        return self.servers.all[0].drafts
+        return not self.is_stock or self.servers.all[0].drafts is not None
 
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
@@ -219,16 +213,12 @@ class Cloud:
             return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
-        is_loading = isinstance(gone, CloudLoading)
-        if not isinstance(gone, CloudLost) or (self.servers.is_reached and not is_loading):
+        if not isinstance(gone, CloudLost) or (self.servers.is_reached and not isinstance(gone, CloudLoading)):
             return None  # the verification finds out
         if self.fallback == "start":
             return gone
-        what, todo = "was not reached", "Check the address"
-        if is_loading:
-            what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
-        hint = f"{todo}. To begin without it: --fallback=start."
-        raise CloudLost(f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).", hint=hint) from gone
+        hint = "Check the address, or wait longer with --cloud-timeout. To begin without it: --fallback=start."
+        raise CloudLost(f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require

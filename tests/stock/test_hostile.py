@@ -120,7 +120,7 @@ def test_a_server_that_loads_its_model_was_never_there_and_is_waited_for(api: st
                 if fallback == "start":
                     assert set(write(hasty, "gated").run().origins) == {"edge-fallback"}
                     continue
-                with pytest.raises(CloudLost, match=r"is not ready .*Loading model.*wait longer with timeout_s"):
+                with pytest.raises(CloudLost, match=r"was not reached .*Loading model.*wait longer with timeout_s"):
                     write(hasty, "gated")
 
 

@@ -47,12 +47,9 @@ class StockText:
     def __init__(
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
-        if request.num_best is not None:
-            message = "A server without skydraft does not tell the log-probabilities of what it judges."
-            raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
-        if prompt.media:
-            hint = "Use skydraft serve, or --mode edge."
-            raise OptionError("A server without skydraft takes no recordings.", hint=hint)
+        if request.num_best is not None or prompt.media:
+            what = "takes no recordings" if prompt.media else "tells no log-probabilities of what it judges"
+            raise OptionError(f"A server without skydraft {what}.", hint="Use skydraft serve, or --mode edge.")
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._params, self._given = request.params, request
@@ -83,7 +80,7 @@ class StockText:
         """Make the rules of the text for this kind of server. Raises OptionError for what it cannot follow."""
         if kind is Chat:
             _check_chat(self._given)
-        check(self._params, self._given.plan, kind, has_tools=bool(self._given.tools))
+        check(self._params, self._given.plan, kind)
         prompt_len, params, vocab = len(self._prompt), self._params, self._vocab
         self._kind, self._choices = kind, Choices(params, vocab, prompt_len, kind)
         self._rules = Rules(prompt_len, self._choices.chooser, Stopping(params, vocab, params.max_new_tokens))
@@ -358,16 +355,10 @@ def _after(token_ids: TokenTuple, last: Verdict) -> Verdict:
 def _check_chat(request: GenerateRequest) -> None:
     """Raise OptionError, before anything is written, for what has no place in the messages of a chat."""
     calls = {"tool_calls", "tool_call_id"} & {name for each in request.messages for name, _ in each.more}
-    given = {
-        "A prompt without a template (--raw)": request.raw or not request.messages, "A list of tools": request.tools,
-        "A call of a tool": calls,
-        "Continuing a message": request.begun or any(message.is_open for message in request.messages),
-    }  # fmt: skip
-    if unfit := [what for what, is_given in given.items() if is_given]:
-        raise OptionError(
-            f"{unfit[0]} does not apply to a chat server, which puts messages into a template of its own; mode edge "
-            "takes it.", hint="Use skydraft serve, vLLM, SGLang or llama-server.",
-        )  # fmt: skip
+    is_begun = request.begun or any(message.is_open for message in request.messages)
+    if request.raw or not request.messages or request.tools or calls or is_begun:
+        says = "A chat server takes messages alone, without tools, raw prompts or begun answers. Mode edge takes all."
+        raise OptionError(says, hint="Use skydraft serve, vLLM, SGLang or llama-server.")
 
 
 class StockServer(StockConnection):
