@@ -181,7 +181,8 @@ def test_a_port_that_reads_nothing_is_left_and_not_met_again(monkeypatch: pytest
 def test_drafts_are_for_a_vllm(kind: str) -> None:
     with fake(kind or "vllm", TARGET) as server, pytest.raises(OptionError, match="drafts is for vLLM") as told:
         address = server.url if kind else server.url.removeprefix("http://")
-        write(skydraft.connect(address, drafts="127.0.0.1:7374"), "lossless", raw=kind != "openai").run()
+        with closing(skydraft.connect(address, drafts="127.0.0.1:7374")) as cloud:
+            write(cloud, "lossless", raw=kind != "openai").run()
     assert "\n" not in told.value.line and not server.model.num_written
     with pytest.raises(OptionError):
         skydraft.connect("http://127.0.0.1:8000/v1", drafts="nonsense:port")
