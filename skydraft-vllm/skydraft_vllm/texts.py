@@ -157,9 +157,8 @@ class Texts:
             waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
             lengths_of = np.array([len(ids) for _, _, ids in waiting], int)
             shares = np.array([text.share for text, _, _ in waiting])
-            gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(
-                1, self.most + 1
-            )  # a draft counts if all before it are right
+            # A draft counts if all before it are right.
+            gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(1, self.most + 1)
             gains[np.arange(self.most) >= lengths_of[:, None]] = 0.0
             order = np.argsort(-gains, axis=None)[: lengths_of.sum()]
             num = self._times.best(num_rows, gains.ravel()[order], may_delay=len(found) == num_rows)

@@ -233,8 +233,7 @@ class Cloud:
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
-        waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once
-        if not outage and plan.drafts and drafts_first and not waits:
+        if not outage and plan.drafts and drafts_first and not plan.is_gated:
             verifier.open_ahead()
         return verifier
 

@@ -120,7 +120,7 @@ class OwnText:
         cost, self._cost = self._cost, None
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
-    async def next_written(self, waiting: Waiting) -> list[Verdict]:
+    async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._stream is not None and self._writing is not None
         _, limit = self._writing
         with or_else(self.break_off):
@@ -136,7 +136,7 @@ class OwnText:
             if verdict.branch:
                 self._drafts = {number: each for number, each in self._drafts.items() if number >= verdict.branch}
         self._writing, self._takes_drafts = None if is_last else self._writing, not is_last
-        return [] if verdict is None else [verdict]
+        return verdict
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""

@@ -48,9 +48,8 @@ class RemoteText:
         self._answers = Answers()  # of the call under way
         self.lines = deque[str]()  # for the user, which the generation's thread says
         self._work: asyncio.Task[None] | None = None  # the opening, or the last call
-        self._fault: tuple[SkydraftError, float] | None = (
-            None  # what ended the reading, and since when the server had been asked
-        )
+        # What ended the reading, and since when the server had been asked.
+        self._fault: tuple[SkydraftError, float] | None = None
         self.outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
 
@@ -135,7 +134,7 @@ class RemoteText:
         try:
             while self.there.is_writing:
                 began = self._loop.now()
-                for verdict in await self.there.next_written(self._waiting):
+                if verdict := await self.there.next_written(self._waiting):
                     answers.put(verdict)
                     self.came(verdict.base, verdict.commits(), verdict.num_accepted)
         except SkydraftError as error:

@@ -152,7 +152,7 @@ def test_what_leaves_by_the_port_is_counted(alone: tuple[int, ...]) -> None:
 def test_a_text_may_be_long_before_its_first_draft() -> None:
     texts, text = Texts(7, 64, 4096), np.arange(900, dtype=np.int32) % 60
     writer = Mock(**{"is_closing.return_value": False, "transport.get_write_buffer_size.return_value": 0})
-    drafted = DraftedText(Mock(writer=writer, numbers=count(1)), text[:20], 20)
+    drafted = DraftedText(Mock(writer=writer, numbers=count(1)), text[:20], 20, Ledger(Budget()))
     drafted.draft(Draft(1, 880, (1, 2, 3)), text)
     device, sent = Device(texts), BytesIO(writer.write.call_args[0][0])
     while head := sent.read(5):

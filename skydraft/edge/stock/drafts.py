@@ -98,9 +98,9 @@ class DraftedText:
     """One request for a text after `prefix`, which begins with a prompt. The port knows it by a secret name, which is a
     `field` of the request."""
 
-    def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int) -> None:
+    def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int, ledger: Ledger) -> None:
         self._name = uuid4()
-        self.port, self._prefix, self._prompt_len = port, prefix, prompt_len
+        self.port, self._prefix, self._prompt_len, self._ledger = port, prefix, prompt_len, ledger
         self._known: asyncio.StreamWriter | None = None  # the connection that knows the text
         self._number = 0
         self._told = list[int]()  # what the port takes for the tokens after the prefix
@@ -114,12 +114,12 @@ class DraftedText:
         place = len(text) - 1 - len(self._prefix)
         return self._told[place : place + 1] == [text[-1]]
 
-    def draft(self, branch: Draft, text: TokenIds) -> tuple[int, int, list[int]]:
+    def draft(self, branch: Draft, text: TokenIds) -> None:
         """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
-        written. Returns the number of bytes sent, and the tokens with their place after the prompt."""
+        written."""
         writer = self.port.writer
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > _MOST_HELD:
-            return 0, 0, []
+            return
         begin, text, sent = self._prompt_len + branch.base - len(self._prefix), text[len(self._prefix) :], b""
         drafts, begin = branch.token_ids[max(-begin, 0) :], max(begin, 0)
         if writer is not self._known:
@@ -134,15 +134,16 @@ class DraftedText:
         for at in range(place, len(self._told), _MOST_TOLD):
             part = np.array(self._told[at : at + _MOST_TOLD], "<i4").tobytes()
             sent += message(b"D", _DRAFT.pack(self._number, at) + part)
-        writer.write(sent)
-        return len(sent), place + len(self._prefix) - self._prompt_len, self._told[place:]
+        self._ledger.sent.blocks.append((place + len(self._prefix) - self._prompt_len, self._told[place:]))
+        self._write(writer, sent)
 
-    def end(self) -> int:
-        """Forget the text; returns the number of bytes sent."""
-        if self._known is None or self._known is not self.port.writer:
-            return 0
-        self._known.write(last := message(b"E", _END.pack(self._number)))
-        return len(last)
+    def end(self) -> None:
+        if self._known is not None and self._known is self.port.writer:
+            self._write(self._known, message(b"E", _END.pack(self._number)))
+
+    def _write(self, writer: asyncio.StreamWriter, sent: bytes) -> None:
+        self._ledger.note(LinkCost(bytes_up=len(sent)))
+        writer.write(sent)
 
 
 def message(kind: bytes, content: bytes) -> bytes:

@@ -25,15 +25,7 @@ from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import (
-    BrokenOff,
-    CloudFailure,
-    LeftGrammar,
-    LimitExceeded,
-    OptionError,
-    SkydraftError,
-    TargetChanged,
-)
+from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError, SkydraftError, TargetChanged
 from skydraft.protocol.values import TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
@@ -142,36 +134,24 @@ class StockText:
             num_rows += 1
         return row.ends(work.verdict(Cost())), row
 
-    async def next_written(self, waiting: Waiting) -> list[Verdict]:
+    async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._limit is not None
-        verdicts, drafts = list[Verdict](), tuple[int, ...]()
+        drafts, verdict, is_over = tuple[int, ...](), None, False
         with or_else(self.break_off):
-            while len(self._text) < self._limit and not (verdicts and verdicts[-1].finish):
-                if (verdicts or self._is_stopped) and not await self._has_arrived(waiting):
-                    break
+            while not self._is_stopped or await self._has_arrived(waiting):
                 block = DraftBlock(len(self._text) - len(self._prompt), ())
-                try:
-                    verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
-                except LeftGrammar:
-                    if not (verdicts or drafts):
-                        raise
-                    self._limit = len(self._text)
-                    break
+                verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
                 drafts += verdict.commits()
-                if not (self._is_draft(row) and verdict.finish is None and len(self._text) < self._limit):
-                    verdicts.append(_after(drafts, verdict))
-                    drafts = ()
-        if drafts:
-            verdicts.append(_after(drafts, verdict))
-        last = verdicts[-1] if verdicts else None
-        await self._read_rest(last)
-        if (last and last.finish) or len(self._text) >= self._limit or (self._is_stopped and not verdicts):
+                is_over = verdict.finish is not None or len(self._text) >= self._limit
+                if is_over or not self._is_draft(row):
+                    break
+        await self._read_rest(verdict)
+        if is_over or verdict is None:
             self.break_off()
-        if verdicts:
-            cost = Cost(len(verdicts), len(verdicts), num_cached=self._ledger.take_cached())
-            verdicts[0] = replace(verdicts[0], cost=cost)
-        return verdicts
+        if verdict is None:
+            return None
+        return replace(_after(drafts, verdict), cost=Cost(1, 1, num_cached=self._ledger.take_cached()))
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.finish and self._writing is not None:
@@ -193,10 +173,7 @@ class StockText:
 
     def _send_drafts(self) -> None:
         if self._drafted and self._branch:
-            num_bytes, place, token_ids = self._drafted.draft(self._branch, self._text)
-            if num_bytes:
-                self._ledger.note(LinkCost(bytes_up=num_bytes))
-                self.sent.blocks.append((place, token_ids))
+            self._drafted.draft(self._branch, self._text)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -315,7 +292,7 @@ class StockText:
             params = choices.asked(text, with_grammar=self._carries_grammar)
             path, body = dialect.writing(info.model, text.tolist(), num_tokens, params)
             if self._server.drafts and dialect.takes_drafts:
-                self._drafted = DraftedText(self._server.drafts, text, len(self._prompt))
+                self._drafted = DraftedText(self._server.drafts, text, len(self._prompt), self._ledger)
                 body = {**body, **self._drafted.field}
                 self._send_drafts()
             events = Events(self._wire, self._request(info, path, body, text), dialect.life)
@@ -342,7 +319,7 @@ class StockText:
         if writing is not None:
             writing.close()
         if self._drafted is not None:
-            self._ledger.note(LinkCost(bytes_up=self._drafted.end()))
+            self._drafted.end()
             self._drafted = None
 
 
