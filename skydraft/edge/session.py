@@ -93,7 +93,7 @@ class OwnText:
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
         opened, target = self._server.read(codec.decode_opened, reply)
-        self._note_opened(target)
+        self.target, self._is_open = self.target or target, True
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
 
@@ -113,7 +113,7 @@ class OwnText:
             raise self._failed("an answer to another request")
         self._check(verdict, verdict.commits(block))
         if opening is not None:
-            self._note_opened(target)
+            self.target, self._is_open = self.target or target, True
         has_more = write > 0 and not is_last and verdict.hands_over(block)
         self._base, self._takes_drafts = block.base + verdict.num_tokens, has_more
         self._writing = (block.base, self._base + write) if has_more else None
@@ -233,10 +233,6 @@ class OwnText:
 
     def _count(self, **figures: int) -> None:
         self.spent += LinkCost(**figures)
-
-    def _note_opened(self, target: TargetId | None) -> None:
-        self.target = self.target or target
-        self._is_open = True
 
     def _check_written(self, verdict: Verdict, limit: int) -> None:
         if (base := verdict.base) != self._base:

@@ -204,10 +204,8 @@ class StockConnection:
             if self.drafts and not dialect.takes_drafts:
                 says = f"--drafts is for vLLM, and the server at {self.address} is {dialect.name}."
                 raise OptionError(says, hint="Leave it out.")
-            self.known, self._is_old = (info := await self._described(dialect, timeout_s, wire)), False
-            if known and not known.is_of(info):
-                self.refused.clear()
-            return info
+            self.known, self._is_old = await self._described(dialect, timeout_s, wire), False
+            return self.known
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
