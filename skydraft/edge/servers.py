@@ -62,6 +62,7 @@ class Servers:
         self._gone = shared_loop().now(), error
 
     def lost(self, server: Server) -> None:
+        """Note that a server did not answer, or runs another target: it is tried last for a while."""
         self._avoid_until[server.address] = time.monotonic() + _AVOID_S
 
     def met(self, server: Server, target: TargetId | None) -> None:
@@ -75,11 +76,12 @@ class Servers:
 
     def have_changed(self, faults: Mapping[str, SkydraftError]) -> bool:
         """Whether all servers have said that they run another target: new texts then begin with that."""
-        said = len(faults) == len(self.all) and all(isinstance(each, TargetChanged) for each in faults.values())
-        if not said or self.target is None:
+        changed = [address for address, each in faults.items() if isinstance(each, TargetChanged)]
+        for address in changed:
+            self.facts.pop(address, None)
+        if len(changed) < len(self.all) or self.target is None:
             return False
         self.target = None
-        self.facts.clear()
         return True
 
     def agree(self, server: Server) -> None:
@@ -97,8 +99,7 @@ class Servers:
                 return await ask(server)
             except SkydraftError as error:
                 faults[server.address] = error
-                if not isinstance(error, TargetChanged):
-                    self.lost(server)
+                self.lost(server)
         if self.have_changed(faults):
             return await self.ask(key, ask)
         raise of_each(faults)

@@ -143,7 +143,7 @@ class RemoteText:
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
         tries.faults[self._server.address] = error
-        if isinstance(error, CloudLost):
+        if isinstance(error, CloudLost | errors.TargetChanged):
             self._servers.lost(self._server)
         others = [each for each in self._servers.in_order(self._key) if each.address not in tries.faults]
         if self._servers.have_changed(tries.faults) and not self._context.num_seen:
