@@ -74,7 +74,7 @@ _TOGETHER: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _LONGEST = (
-    "tests/docs/test_commands.py", "tests/edge/test_faults.py", "tests/gateway/test_desk.py",
+    "tests/docs/test_commands.py", "tests/edge/test_failing_servers.py", "tests/gateway/test_desk.py",
     "tests/edge/test_remote.py", "tests/cli/test_compare.py", "tests/edge/test_unreliable.py",
 )  # fmt: skip
 _FIRST = (*_TOGETHER, *_LONGEST)
