@@ -31,7 +31,6 @@ from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
 _NUM_BRANCHES = 64  # that are kept: a verdict may be about drafts of some time ago
-_ONE_FAMILY = "Choose two models of one family."
 
 
 class OwnText:
@@ -299,7 +298,8 @@ class OwnServer(Channel):
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)
         if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):
-            raise VocabularyMismatch(f"{info.model} there reads other tokens than the draft model.", hint=_ONE_FAMILY)
+            says = f"{info.model} there reads other tokens than the draft model."
+            raise VocabularyMismatch(says, hint="Choose two models of one family.")
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         info = await self.info(timeout_s)

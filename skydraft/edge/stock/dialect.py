@@ -5,7 +5,7 @@ A dialect only makes requests and reads answers; `text` decides what to ask, and
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
@@ -13,7 +13,7 @@ from skydraft.edge.stock.ledger import UNTOLD
 from skydraft.edge.stock.refusals import refusal
 from skydraft.edge.stock.wire import Wire, as_json
 from skydraft.errors import CloudFailure
-from skydraft.types import FinishReason, LinkCost, Verdict
+from skydraft.types import FinishReason, LinkCost
 
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
@@ -28,9 +28,6 @@ class Row:
     token_id: int
     finish: FinishReason | None = None
     goes_on: bool = False
-
-    def ends(self, verdict: Verdict) -> Verdict:
-        return replace(verdict, finish=self.finish) if self.finish else verdict
 
 
 @dataclass(frozen=True, slots=True)

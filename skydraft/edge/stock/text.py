@@ -132,7 +132,8 @@ class StockText:
             token_id, row = await self._row_after(so_far, limit, waiting)
             work.absorb(np.array([token_id], np.int32))
             num_rows += 1
-        return row.ends(work.verdict(Cost())), row
+        verdict = work.verdict(Cost())
+        return replace(verdict, finish=row.finish or verdict.finish), row
 
     async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._limit is not None
@@ -144,8 +145,8 @@ class StockText:
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
                 drafts += verdict.commits()
                 is_over = verdict.finish is not None or len(self._text) >= self._limit
-                if is_over or not self._is_draft(row):
-                    break
+                if is_over or not (row.goes_on and self._drafted and self._drafted.has_sent(self._text)):
+                    break  # else it was a draft that vLLM has checked: it came with its next one
         await self._read_rest(verdict)
         if is_over or verdict is None:
             self.break_off()
@@ -160,10 +161,6 @@ class StockText:
     async def _has_arrived(self, waiting: Waiting) -> bool:
         writing = self._writing
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
-
-    def _is_draft(self, row: Row) -> bool:
-        """Whether the last token was a draft that vLLM has checked: it came with its next one."""
-        return row.goes_on and self._drafted is not None and self._drafted.has_sent(self._text)
 
     def draft(self, draft: Draft) -> None:
         known = self._branch

@@ -16,7 +16,6 @@ from skydraft.types import LinkCost
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
-_MAX_EVENTS = 200_000  # of one answer with its thoughts
 _SOON = Waiting(0.5, 0.5, 0.5)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
@@ -164,8 +163,6 @@ class ChatWriting(Writing):
     def _take(self, data: bytes) -> None:
         said = self._said(data)
         self._num_events += bool(said.text or said.thinks)
-        if self._num_events > _MAX_EVENTS:
-            raise CloudFailure("The server writes without an end.")
         self._held += self._joined(said.text)
         self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
