@@ -5,6 +5,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import cache
 from typing import Any
@@ -238,6 +239,13 @@ def test_calls_of_a_day_are_no_more_with_any_clock(days: Any, monkeypatch: pytes
             taken.append(budget.take())
             budget.give_back(taken[0] - 1)  # of another day
         assert len(taken) == before + may_ask
+
+
+def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
+    with fake("vllm", TARGET, token_s=0.01) as server, closing(connect(server, max_calls=2)) as cloud:
+        with ThreadPoolExecutor(6) as pool:
+            texts = list(pool.map(lambda _: write(cloud, "gated").run(), range(6)))
+        assert sum(text.receipt.calls for text in texts) == len(server.generating) == 2
 
 
 # --- What was sent
