@@ -10,7 +10,7 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.errors import BrokenOff, CloudFailure, CloudLost, OptionError
+from skydraft.errors import BrokenOff, CloudFailure, OptionError
 from tests.gateway.interfaces import QUESTION, WHOLE, body_of
 from tests.gateway.running import over
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices, committed
@@ -18,8 +18,6 @@ from tests.stock import faults
 from tests.stock.conftest import num_asked
 from tests.stock.fakes import GENERATING, HOSTS, Fake, fake
 from tests.thinking.scripts import OPENED, pair_of
-
-NOWHERE = "http://127.0.0.1:9/v1"
 
 
 @pytest.fixture(params=HOSTS)
@@ -124,15 +122,6 @@ def test_a_chat_that_is_killed_is_not_asked_again_when_it_is_back() -> None:
             time.sleep(0.03)  # the server would be looked for now and then
         assert_goes_on(generation, generation.origins.count("cloud"))
         assert num_asked(server) == num_before
-
-
-def test_a_chat_that_was_never_reached_is_an_error() -> None:
-    with closing(skydraft.connect(NOWHERE, timeout_s=0.5, api="chat", model="m")) as cloud:
-        for mode in ("lossless", "cloud"):
-            with pytest.raises(CloudLost):
-                write(cloud, mode).run()
-    with closing(skydraft.connect(NOWHERE, timeout_s=0.5, api="chat", model="m", fallback="start")) as cloud:
-        assert_goes_on(write(cloud).run(), 0)
 
 
 @pytest.mark.parametrize(("mode", "require"), [("cloud", False), ("lossless", True)])
