@@ -1,5 +1,5 @@
-"""What only servers without skydraft can do wrong: with text in place of ids, in the handshake, to other texts, and as
-servers that were not meant. All else is in `tests/hostile`, with the same promises."""
+"""What only servers without skydraft can do wrong: in the handshake, to other texts, with huge answers, and as servers
+that were not meant. All else is in `tests/hostile`, with the same promises."""
 
 import resource
 import sys
@@ -30,9 +30,8 @@ from tests.stock.faults import Fault
 from tests.thinking.scripts import thinking_toy
 
 
-def storm(server: Fake, fault: Fault, after: int) -> None:
-    left = [None] * after
-    server.fault_of = lambda path: (left.pop() if left else fault) if path in GENERATING else None
+def storm(server: Fake, fault: Fault) -> None:
+    server.fault_of = lambda path: fault if path in GENERATING else None
 
 
 # --- The handshake
@@ -137,7 +136,7 @@ def test_events_without_tokens_hold_a_text_no_longer_than_its_time(name: str, pl
     kind, part = IDLE[name]
     with fake(kind, TARGET) as server, closing(skydraft.connect(server.url, timeout_s=1)) as cloud:
         write(cloud, plan, raw=kind != "openai").run()
-        storm(server, faults.floods(part, every_s=0.1), after=0)
+        storm(server, faults.floods(part, every_s=0.1))
         generation, began = write(cloud, plan, raw=kind != "openai"), time.monotonic()
         with suppress(SkydraftError):
             for _ in generation.rounds():
@@ -149,7 +148,7 @@ def test_a_chat_that_gives_a_reason_with_each_slow_token_is_read_to_its_end() ->
     with fake("openai", TARGET, token_s=0.1) as server, closing(skydraft.connect(server.url, model="toy")) as cloud:
         stop = {"finish_reason": "stop"}
         ends = lambda event: event | {"choices": [each | stop for each in event["choices"]]}  # noqa: E731
-        storm(server, faults.retells_json(ends), after=0)
+        storm(server, faults.retells_json(ends))
         assert write(cloud, "cloud", raw=False, length=12).run().token_ids == ALONE[:12]
 
 
@@ -179,7 +178,7 @@ def test_gigabytes_are_not_read_to_the_end_of_patience(part: bytes) -> None:
     """What is too long for an answer is noticed by its length, long before the time is over."""
     sent: list[int] = []
     with fake("vllm", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        storm(server, faults.floods(part, sent=sent), after=0)
+        storm(server, faults.floods(part, sent=sent))
         assert failure_of(write(cloud, "cloud"), "cloud")
     assert sum(sent) < 256 << 20
 
