@@ -21,7 +21,7 @@ class Budget:
             raise OptionError(f"--max-calls must be 1 or more, not {max_calls}.")
         self.prices, self._max_cost, self._max_calls = prices, max_cost, max_calls
         self.spent, self.cost = LinkCost(), 0.0
-        self._day, self._num_calls = 0, 0
+        self._day, self._num_calls, self.bounds_calls = 0, 0, max_calls is not None
 
     def check(self) -> None:
         """Raise BudgetSpent if nothing more may be asked today."""

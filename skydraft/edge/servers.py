@@ -77,8 +77,7 @@ class Servers:
     def have_changed(self, faults: Mapping[str, SkydraftError]) -> bool:
         """Whether all servers have said that they run another target: new texts then begin with that."""
         changed = [address for address, each in faults.items() if isinstance(each, TargetChanged)]
-        for address in changed:
-            self.facts.pop(address, None)
+        self.facts = {address: each for address, each in self.facts.items() if address not in changed}
         if len(changed) < len(self.all) or self.target is None:
             return False
         self.target = None

@@ -199,9 +199,11 @@ class OwnText:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: values.VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        budget = self._server.budget
-        budget.check()
-        day = budget.take() if call else None  # an opening belongs to the first call
+        budget, day = self._server.budget, None
+        if budget.bounds_calls and call is not None:
+            day = budget.take()
+        elif budget.bounds_calls:
+            budget.check()  # an opening belongs to the first call
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
         self._count(bytes_up=len(message), tokens_in=num_read)

@@ -24,7 +24,6 @@ from skydraft.types import Draft, LinkCost
 NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
 _VERSION = 1
 _GREETING_S, _PAUSE_S = 5.0, 10.0  # for an answer; between two tries
-_LOOK_S = 0.02
 _TAIL = 8  # last tokens of a prompt, which the port compares
 _MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
@@ -56,7 +55,7 @@ class DraftPort:
         """Wait until it is known whether drafts are taken."""
         end = shared_loop().now() + timeout_s
         while self.writer is None and self._work and not self._work.done() and shared_loop().now() < end:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(0.02)
 
     async def _keep(self) -> None:
         """Connect, and wait for the end of the connection."""
