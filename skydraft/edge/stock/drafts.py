@@ -23,7 +23,8 @@ from skydraft.types import Draft, LinkCost
 
 NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
 _VERSION = 1
-_GREETING_S, _PAUSE_S = 5.0, 10.0  # for an answer; between two tries
+# For an answer; between two tries; a connection that was not used for so long may be closed without a word.
+_GREETING_S, _PAUSE_S, _RECENT_S = 5.0, 10.0, 60.0
 _TAIL = 8  # last tokens of a prompt, which the port compares
 _MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
@@ -40,12 +41,12 @@ class DraftPort:
         self.address, self._options, self._notify, self._ledger = options.target, options, notify, ledger
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
-        self._tried_at, self._is_told = -_PAUSE_S, False
+        self._tried_at, self._used_at, self._is_told = -_PAUSE_S, 0.0, False
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
         """The open connection. Where there is none, one is made in the background."""
-        now = shared_loop().now()
+        self._used_at = now = shared_loop().now()
         if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
@@ -78,7 +79,7 @@ class DraftPort:
             self._writer, self.most = None, 0
             if writer is not None:
                 writer.transport.abort()  # to close would wait until the port has read all
-        if not self._is_told:
+        if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
             self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
 
