@@ -15,7 +15,6 @@ from tests.gateway.interfaces import QUESTION, WHOLE, body_of
 from tests.gateway.running import over
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices, committed
 from tests.stock import faults
-from tests.stock.conftest import num_asked
 from tests.stock.fakes import GENERATING, HOSTS, Fake, fake
 from tests.thinking.scripts import OPENED, pair_of
 
@@ -43,8 +42,8 @@ def assert_goes_on(done: Generation, num_written: int) -> None:
 def test_a_text_is_the_chats_own(host: Fake, mode: str) -> None:
     with closing(skydraft.connect(host.url)) as cloud:
         write(cloud).run()
-        num_before, done = num_asked(host), write(cloud, mode).run()
-    assert cloud.kind == "chat" and num_asked(host) == num_before + 1
+        num_before, done = len(host.generating), write(cloud, mode).run()
+    assert cloud.kind == "chat" and len(host.generating) == num_before + 1
     assert (done.token_ids, done.finish_reason, set(done.origins)) == (ALONE, "length", {"cloud"})
     body = host.model.asked[-1].body
     assert body["messages"] == [{"role": "user", "content": TEXT}] and done.stats.tokens_out >= LENGTH
@@ -85,12 +84,12 @@ def test_a_text_that_breaks_off_is_gone_on_with(host: Fake, num_parts: int) -> N
     lines: list[str] = []
     with closing(skydraft.connect(host.url, notify=lines.append)) as cloud:
         write(cloud).run()
-        num_before = num_asked(host)
+        num_before = len(host.generating)
         host.faults.append(faults.cut(num_parts))
         done = write(cloud).run()
     num_written = done.origins.count("cloud")
     assert_goes_on(done, num_written)
-    assert done.token_ids[:num_written] == ALONE[:num_written] and num_asked(host) == num_before + 1
+    assert done.token_ids[:num_written] == ALONE[:num_written] and len(host.generating) == num_before + 1
     assert num_parts - 5 < num_written <= num_parts and len(lines) == 1 and "ended within its answer" in lines[0]
 
 
@@ -117,24 +116,24 @@ def test_a_chat_that_is_killed_is_not_asked_again_when_it_is_back() -> None:
         while generation.origins[-1] == "cloud":
             next(tokens)
         server.start()
-        num_before = num_asked(server)
+        num_before = len(server.generating)
         for _ in tokens:
             time.sleep(0.03)  # the server would be looked for now and then
         assert_goes_on(generation, generation.origins.count("cloud"))
-        assert num_asked(server) == num_before
+        assert len(server.generating) == num_before
 
 
 @pytest.mark.parametrize(("mode", "require"), [("cloud", False), ("lossless", True)])
 def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(host: Fake, mode: str, require: bool) -> None:
     with closing(skydraft.connect(host.url, require=require, timeout_s=5)) as cloud:
         write(cloud).run()
-        num_before = num_asked(host)
+        num_before = len(host.generating)
         host.faults.append(faults.cut(20))
         generation = write(cloud, mode)
         with pytest.raises(BrokenOff, match=r"ended within its answer, .* cannot go on: the connection broke"):
             generation.run()
     assert len(written := committed(generation)) > 0 and written == ALONE[: len(written)]
-    assert num_asked(host) == num_before + 1
+    assert len(host.generating) == num_before + 1
 
 
 GATED = [{"mode": "auto"}, {"mode": "answers"}, {"gate": "entropy:2"}, {"mode": "quality"}]
@@ -146,7 +145,7 @@ def test_a_draft_cannot_be_checked_by_a_chat(given: dict[str, Any], api: str) ->
     with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, api=api, model="toy")) as cloud:
         with pytest.raises(OptionError, match="needs skydraft serve, vLLM, SGLang or llama-server") as refused:
             skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=make_plan(**given)).run()
-        assert "\n" not in refused.value.line and not num_asked(server)
+        assert "\n" not in refused.value.line and not server.generating
 
 
 def test_a_text_that_has_ended_here_is_not_written_on_there() -> None:
