@@ -110,7 +110,7 @@ def quantize(model: str, kind: str = "q4_0", *, progress: Progress = no_progress
 def connect(
     address: str | Iterable[str], *, token: str | None = None, tls_ca: bytes | None = None,
     tls_name: str | None = None, insecure: bool = False, timeout_s: float = 30.0, require: bool = False,
-    fallback: Literal["lost", "start"] = "lost", open_ahead: bool = False,
+    fallback: Literal["lost", "start"] = "lost",
     notify: Callable[[str], None] | None = None, api: str = "auto", model: str | None = None,
     price: str | None = None, max_cost: float | None = None, max_calls: int | None = None, drafts: str | None = None,
 ) -> Cloud:  # fmt: skip
@@ -118,17 +118,17 @@ def connect(
 
     With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
     and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
-    read, written. Texts go on without the target once the requests of a day have cost `max_cost` over all processes, or
-    this process asked it `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
+    read, written. Texts go on without the target once this process has paid `max_cost` in a day, or asked it
+    `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
     `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
     unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
-    also begin alone, until it is there. `open_ahead` opens each session in the background at once. `notify` gets a line
-    when the cloud is lost and when it is back. Any number of generations may use it at once. Raises OptionError.
+    also begin alone, until it is there. `notify` gets a line when the cloud is lost and when it is back. Any number of
+    generations may use it at once. Raises OptionError.
     """
-    from skydraft.edge.budget import Budget, DaySum
+    from skydraft.edge.budget import Budget
     from skydraft.edge.cloud import Cloud
     from skydraft.edge.servers import Servers
     from skydraft.edge.session import OwnServer
@@ -140,9 +140,8 @@ def connect(
 
     if isinstance(address, str) and is_url(address):
         where = StockOptions(address, api, model, token, tls_ca, insecure, drafts)
-        day_sum = None if max_cost is None else DaySum(cache_dir() / "spent.json", where.host.lower())
         prices = parse_prices(price) if price is not None else None
-        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls, day_sum), notify or silent)])
+        servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls), notify or silent)])
     elif drafts is not None:
         raise OptionError("--drafts is for vLLM; skydraft serve takes drafts by itself.", hint="Leave it out.")
     elif price is not None or max_cost is not None:
@@ -152,9 +151,7 @@ def connect(
         addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
         options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
         servers = Servers([OwnServer(each, budget) for each in options])
-    return Cloud(
-        servers, timeout_s=timeout_s, require=require, fallback=fallback, open_ahead=open_ahead, notify=notify or silent
-    )  # fmt: skip
+    return Cloud(servers, timeout_s=timeout_s, require=require, fallback=fallback, notify=notify or silent)
 
 
 def without_model(cloud: Engine | Cloud) -> Engine:

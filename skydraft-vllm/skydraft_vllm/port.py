@@ -3,8 +3,7 @@
 A message is a letter, the length of what follows (4 bytes), and that. All numbers are little-endian.
 
     H  the device's token; the answer is one line of JSON: {"version", "drafts", "names"}
-    T  a text: number (4), name (16), length of its prompt (4), and the prompt's last tokens (4 each), or all of them
-       where vLLM's names cannot be read
+    T  a text: number (4), name (16), length of its prompt (4), and the prompt's last tokens (4 each)
     D  number (4), place (4), tokens (4 each): after so many generated tokens the text goes on so
     E  number (4): the end of a text
 """
@@ -31,13 +30,14 @@ _MAX_DRAFTS, _MAX_HELLO = 256, 512  # tokens, bytes
 _GREETING_S, _IDLE_S = 5.0, 900.0
 _BYTES_PER_S, _BURST = 64_000.0, 1_000_000.0  # of a connection: reading takes turns with vLLM's own thread
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
+LONGEST = 4 * _MAX_DRAFTS + _TEXT.size  # bytes of a message
 
 
 class Port:
     """Listens in a thread, and reads each connection in another. Raises OSError where it cannot listen."""
 
-    def __init__(self, settings: Settings, texts: Texts, *, reads_names: bool) -> None:
-        self._settings, self._texts, self.reads_names = settings, texts, reads_names
+    def __init__(self, settings: Settings, texts: Texts) -> None:
+        self._settings, self._texts = settings, texts
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._listener = socket.create_server((settings.host, settings.port), family=family)
         host, port = self._listener.getsockname()[:2]
@@ -84,7 +84,7 @@ class Port:
             return True
 
     def _serve(self, connection: socket.socket, host: str) -> None:
-        device = Device(self._texts, takes_prompts=not (reads_names := self.reads_names))
+        device = Device(self._texts)
         try:
             connection.settimeout(_GREETING_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -95,11 +95,11 @@ class Port:
             messages = _Messages(connection, _GREETING_S)
             if not self._greets(messages):
                 return
-            hello = {"version": VERSION, "drafts": self._texts.most, "names": reads_names}
+            hello = {"version": VERSION, "drafts": self._texts.most, "names": True}
             connection.sendall(json.dumps(hello).encode() + b"\n")
             messages.last = math.inf
             while True:
-                device.take(*messages.next(device.longest))
+                device.take(*messages.next(LONGEST))
         except (OSError, ValueError, struct.error):
             pass  # the device has gone, or does not speak this protocol
         finally:
@@ -153,9 +153,8 @@ class _Messages:
 class Device:
     """The texts of one connection. Whatever it sends that is wrong raises ValueError or struct.error."""
 
-    def __init__(self, texts: Texts, *, takes_prompts: bool = False) -> None:
+    def __init__(self, texts: Texts) -> None:
         self._texts, self._mine = texts, dict[int, Text]()  # by number
-        self.longest = 4 * max(texts.max_len if takes_prompts else 0, _MAX_DRAFTS) + _TEXT.size
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == b"T":
@@ -165,8 +164,7 @@ class Device:
                 raise ValueError("no such text")
             if len(self._mine) == _MAX_TEXTS:
                 self._end(next(iter(self._mine)))
-            prompt = ids.tobytes() if len(ids) == prompt_len else b""
-            self._mine[number] = text = Text(name.hex(), prompt_len, ids[-TAIL:].tolist(), prompt)
+            self._mine[number] = text = Text(name.hex(), prompt_len, ids[-TAIL:].tolist())
             self._texts.add(text)
         elif kind == b"D":
             number, place = _DRAFT.unpack_from(content)

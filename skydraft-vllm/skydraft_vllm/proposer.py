@@ -42,7 +42,7 @@ class Drafts:
         texts = Texts(speculative.num_speculative_tokens, model.get_vocab_size(), model.max_model_len)
         settings = Settings.from_environment(vllm_config.parallel_config.data_parallel_index)
         self._runner = _runner()
-        self.port = Port(settings, texts, reads_names=self._runner is not None)
+        self.port = Port(settings, texts)
         self._texts = texts
         log.info("skydraft: devices may send drafts to %s", self.port.address)
 
@@ -58,8 +58,6 @@ class Drafts:
                 return _nothing(sampled_token_ids)
             num_rows, now = len(sampled_token_ids), time.perf_counter()
             named, lengths = self._named(num_rows), num_tokens_no_spec[:num_rows].tolist()
-            if named is None and self.port is not None:
-                self.port.reads_names = False
             return self._texts.drafts_for(sampled_token_ids, lengths, token_ids_cpu, named, now)
         except Exception:
             if (now := time.monotonic()) - self._told_at > _QUIET_S:
@@ -67,19 +65,15 @@ class Drafts:
                 log.exception("skydraft: no drafts in this step")
             return _nothing(sampled_token_ids)
 
-    def _named(self, num_rows: int) -> dict[str, tuple[int, int]] | None:
-        """Row and prompt's length of each text that gave its name to vLLM; None where names cannot be read."""
-        try:
-            batch, requests = self._runner.input_batch, self._runner.requests
-            req_ids = batch.req_ids[:num_rows]
-            if req_ids != self._req_ids:
-                extra = [requests[each].sampling_params.extra_args or {} for each in req_ids]
-                self._rows = {each[_NAME]: row for row, each in enumerate(extra) if isinstance(each.get(_NAME), str)}
-                self._req_ids = list(req_ids)
-            return {name: (row, int(batch.num_prompt_tokens[row])) for name, row in self._rows.items()}
-        except (AttributeError, KeyError, TypeError):
-            self._req_ids, self._rows = [], {}
-            return None
+    def _named(self, num_rows: int) -> dict[str, tuple[int, int]]:
+        """Row and prompt's length of each text that gave its name to vLLM."""
+        batch, requests = self._runner.input_batch, self._runner.requests
+        req_ids = batch.req_ids[:num_rows]
+        if req_ids != self._req_ids:
+            extra = [requests[each].sampling_params.extra_args or {} for each in req_ids]
+            self._rows = {each[_NAME]: row for row, each in enumerate(extra) if isinstance(each.get(_NAME), str)}
+            self._req_ids = list(req_ids)
+        return {name: (row, int(batch.num_prompt_tokens[row])) for name, row in self._rows.items()}
 
 
 def _nothing(sampled: Any) -> list[list[int]]:
@@ -87,12 +81,14 @@ def _nothing(sampled: Any) -> list[list[int]]:
 
 
 def _runner() -> Any:
-    """vLLM's model runner, which makes the class: it knows the names of requests, and vLLM does not pass them on. None
-    in a vLLM that makes the class elsewhere."""
+    """vLLM's model runner, which makes the class: it knows the names of requests, and vLLM does not pass them on.
+
+    Raises RuntimeError in a vLLM that makes the class elsewhere.
+    """
     frame = sys._getframe(1).f_back
     while frame is not None:
         found = frame.f_locals.get("self")
         if type(found).__name__.endswith("ModelRunner"):
             return found
         frame = frame.f_back
-    return None
+    raise RuntimeError("this vLLM does not tell the names of requests")

@@ -3,12 +3,12 @@
 import os
 import ssl
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 DEFAULT_PORT = 7374
 _PREFIX = "SKYDRAFT_DRAFTS_"
+_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,12 @@ class Settings:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate, given.get("TLS_KEY"))
         tokens = _read_tokens(Path(path)) if (path := given.get("TOKENS")) else None
-        if not _is_here(host) and not (tls and tokens) and given.get("INSECURE") != "1":
+        if host not in _HERE and not (tls and tokens) and given.get("INSECURE") != "1":
             raise ValueError(
                 f"devices could reach {host} without TLS and tokens. Give {_PREFIX}TLS_CERT, {_PREFIX}TLS_KEY and "
                 f"{_PREFIX}TOKENS, or allow that with {_PREFIX}INSECURE=1"
             )
         return cls(host, int(port) + engine_index if int(port) else 0, tokens, tls)
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read_tokens(path: Path) -> dict[str, str]:

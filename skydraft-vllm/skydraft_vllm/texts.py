@@ -13,9 +13,7 @@ import numpy.typing as npt
 Ids: TypeAlias = npt.NDArray[np.int32]
 TAIL = 8  # tokens that have to be equal before a draft
 _KEPT = 64  # tokens before the newest ones
-_NUM_SEARCHED = 4  # texts without a row, of which the prompt is compared in a step
-_FEW, _NONE = 0.2, 0.05  # share of right drafts under which a text gets half the rows; and no rows
-_REST = 64  # tokens after which a text without rows gets one again
+_FEW, _REST = 0.05, 64  # share of right drafts under which a text gets one in so many tokens
 _PRIOR, _WEIGHT, _MEMORY = 0.7, 8.0, 64.0
 _MAY_DELAY = 1.1  # how much longer a step may take by drafts, if a row in it has none
 _NUM_TIMES, _KNOWN, _TRY_AGAIN = 9, 3, 256  # times that are kept of one number of rows; that suffice; steps
@@ -32,17 +30,14 @@ class Row(NamedTuple):
 @dataclass(eq=False)
 class Text:
     """A request of a device. `ids` are the last tokens of its prompt, then what the device believes comes after it:
-    tokens that vLLM has written, and drafts. Without a `prompt` vLLM has to know it by its name."""
+    tokens that vLLM has written, and drafts. vLLM knows it by its name."""
 
     name: str
     prompt_len: int
     ids: list[int]
-    prompt: bytes = b""
-    row: int = -1  # where it was found last
     share: float = _PRIOR
     num_judged: float = _WEIGHT
     given: tuple[int, list[int]] = (0, [])  # the last drafts, and the length of the text before them
-    paused_at: int = -1  # length of the text
     offset: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,27 +60,12 @@ class Text:
             return False
         return bool(row.token_ids[row.length - num : row.length].tolist() == self.ids[place - num : place])
 
-    def begins(self, row: Row) -> bool:
-        """Whether the row begins with the whole prompt."""
-        return row.length > self.prompt_len and row.token_ids[: self.prompt_len].tobytes() == self.prompt
-
     def drafts(self, row: Row, most: int) -> list[int]:
+        """At most so many; one now and then if nearly all were wrong."""
+        if self.share < _FEW:
+            most = min(most, int(row.length % _REST == 0))
         place = row.length - self.offset
-        if (most := min(most, self._limit(row.length, most))) <= 0:
-            return []
-        return self.ids[place : place + most]
-
-    def _limit(self, length: int, most: int) -> int:
-        if self.share >= _FEW:
-            return most
-        if self.share >= _NONE:
-            return (most + 1) // 2
-        if self.paused_at < 0 or length < self.paused_at:
-            self.paused_at = length
-        if length - self.paused_at < _REST:
-            return 0
-        self.paused_at = length
-        return 1
+        return self.ids[place : place + max(most, 0)]
 
     def judge(self, row: Row) -> None:
         """Count how many of the last drafts the row has taken."""
@@ -144,7 +124,6 @@ class Texts:
         self._times = Times()
         # Time, lengths and rows of the last step, if nothing was read in it.
         self._last: tuple[float, Sequence[int], int] | None = None
-        self._num_searches = 0
 
     @property
     def is_empty(self) -> bool:
@@ -165,7 +144,7 @@ class Texts:
 
     def drafts_for(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
-        named: Mapping[str, tuple[int, int]] | None, now: float,
+        named: Mapping[str, tuple[int, int]], now: float,
     ) -> list[list[int]]:  # fmt: skip
         """Drafts for each row of a step that was over at `now`; `named` has row and prompt's length of texts."""
         num_rows = len(sampled)
@@ -178,9 +157,8 @@ class Texts:
             waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
             lengths_of = np.array([len(ids) for _, _, ids in waiting], int)
             shares = np.array([text.share for text, _, _ in waiting])
-            gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(
-                1, self.most + 1
-            )  # a draft counts if all before it are right
+            # A draft counts if all before it are right.
+            gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(1, self.most + 1)
             gains[np.arange(self.most) >= lengths_of[:, None]] = 0.0
             order = np.argsort(-gains, axis=None)[: lengths_of.sum()]
             num = self._times.best(num_rows, gains.ravel()[order], may_delay=len(found) == num_rows)
@@ -196,35 +174,13 @@ class Texts:
 
     def _found(
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
-        named: Mapping[str, tuple[int, int]] | None,
+        named: Mapping[str, tuple[int, int]],
     ) -> list[tuple[Text, Row]]:  # fmt: skip
-        """The texts that are in a row of this step: by their names, or else by their prompts. Rows move from step to
-        step, so each is compared again."""
-        found, lost, free = list[tuple[Text, Row]](), list[Text](), set(range(len(sampled)))
-
-        def take(text: Text, index: int) -> bool:
-            row = Row(index, lengths[index], token_ids[index])
-            if index not in free or not sampled[index] or not text.matches(row):
-                return False
-            free.discard(index)
-            text.row = index
-            text.judge(row)
-            found.append((text, row))
-            return True
-
-        for name, (index, prompt_len) in (named or {}).items():
-            if (named_text := self._texts.get(name)) and named_text.prompt_len == prompt_len:
-                take(named_text, index)
-        for text in () if named is not None else self._texts.values():
-            if not (0 <= text.row < len(sampled) and take(text, text.row)):
-                lost.append(text)
-        for text in self._some(lost):
-            rows = (Row(index, lengths[index], token_ids[index]) for index in sorted(free))
-            any(take(text, row.at) for row in rows if text.matches(row) and text.begins(row))
+        """The texts that are in a row of this step. Rows move from step to step, so each is compared again."""
+        found = list[tuple[Text, Row]]()
+        for name, (index, prompt_len) in named.items():
+            text, row = self._texts.get(name), Row(index, lengths[index], token_ids[index])
+            if text and text.prompt_len == prompt_len and sampled[index] and text.matches(row):
+                text.judge(row)
+                found.append((text, row))
         return found
-
-    def _some(self, lost: list[Text]) -> list[Text]:
-        """A few texts, in turn."""
-        self._num_searches += _NUM_SEARCHED
-        begin = self._num_searches % len(lost) if lost else 0
-        return [text for text in (lost[begin:] + lost[:begin])[:_NUM_SEARCHED] if text.prompt]

@@ -111,7 +111,7 @@ def _described(cloud: Cloud) -> str:
     if cloud.is_stock:
         facts = cloud.facts(None)
         assert facts is not None  # it was waited for
-        port = cloud.port_for_drafts
+        port = cloud.servers.all[0].drafts
         drafts = f"\ndrafts       up to {port.most} a step, at {port.address}" if port and port.most else ""
         return f"{cloud.name}, {cloud.kind}, {lock}\nmodel        {one_line(facts.name)}{drafts}"
     info = cloud.info()

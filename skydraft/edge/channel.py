@@ -26,8 +26,7 @@ from skydraft.protocol.values import FEW_FRAMES, HEALTH, SERVING, SESSION
 
 T = TypeVar("T")
 _CLOSE_S = 10.0  # for the close of a session to be sent, in the background
-_NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent; the status has the cause
-_LOOK_S, _NUM_LOOKS = 0.01, 20  # interval and number of looks for that status
+_NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent
 _LOOK_AGAIN_S = 0.3  # from an answer of the server to the next ping, while other answers take long
 _END_S = 0.3  # for what is under way at the interpreter's end
 _TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
@@ -231,15 +230,15 @@ class Channel:
             method: Any = self.wire.unary_unary(path)
             reply: bytes = await method(message, timeout=timeout_s, metadata=self._authorization)
         except grpc.aio.AioRpcError as error:
-            raise await self.reason(error) from error
+            raise self.reason(error) from error
         except (asyncio.CancelledError, grpc.aio.UsageError) as error:
             raise _closed(error) from error
         self.heard_at = shared_loop().now()
         return reply
 
-    async def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
+    def reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
         meant = from_rpc(error)
-        return meant if self.heard_at else await first_error(meant, self.options)
+        return meant if self.heard_at else first_error(meant, self.options)
 
     async def ping(self, timeout_s: float) -> float:
         """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""
@@ -303,7 +302,7 @@ class SessionStream:
                 self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
             reply = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise self._broken_by or await self._reason(error) from error
+            raise self._broken_by or self._reason(error) from error
         except (asyncio.CancelledError, asyncio.InvalidStateError) as error:
             raise self._broken_by or _closed(error) from error
         finally:
@@ -316,17 +315,11 @@ class SessionStream:
         self._has_replied, self._channel.heard_at = True, shared_loop().now()
         return reply
 
-    async def _reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The server's error. For a message to an ended stream gRPC reports one of its own first, or only that."""
-        for _ in range(_NUM_LOOKS):
-            if error.details() != _NOT_SENT:
-                return await self._channel.reason(error)
-            await asyncio.sleep(_LOOK_S)
-            try:
-                await self._call.read()
-            except grpc.aio.AioRpcError as later:
-                error = later
-        return errors.SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
+    def _reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
+        """The server's error. gRPC may put one of its own in its place for a message to a stream that has ended."""
+        if error.details() == _NOT_SENT:
+            return errors.SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
+        return self._channel.reason(error)
 
     def _watch(self, waiting: Waiting, began: float) -> None:
         self._watching = asyncio.ensure_future(self._look_for_life(waiting, began))

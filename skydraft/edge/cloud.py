@@ -18,7 +18,6 @@ from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
-from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.verifier import SILENT_S, Notify, RemoteText, RemoteVerifier, silent, too_late, waiting_for
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -40,7 +39,6 @@ _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
 _LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
-_QUIET_S = 30.0  # of a cloud that comes and goes, one outage in so many seconds is told
 _FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
 Fallback = Literal["lost", "start"]
 
@@ -59,7 +57,6 @@ class Cloud:
     timeout_s: float = 30.0
     require: bool = False
     fallback: Fallback = "lost"
-    open_ahead: bool = False
     notify: Notify = silent
 
     engine = None
@@ -72,7 +69,7 @@ class Cloud:
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._key = random.random()  # orders the servers for what belongs to no text
-        self._waits, self._told_at = Waits(), -_QUIET_S
+        self._waits = Waits()
         self.cancel = self._waits.cancel  # ends waits for facts
 
     def in_background(self) -> Cloud:
@@ -81,7 +78,7 @@ class Cloud:
         if self.is_stock:
             message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
             raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
-        return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
+        return replace(self, notify=silent, require=False, timeout_s=_BACKGROUND_S)
 
     @property
     def is_exact(self) -> bool:
@@ -103,12 +100,7 @@ class Cloud:
         return self.kind != OURS
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
-        return not self.is_stock or self.port_for_drafts is not None
-
-    @property
-    def port_for_drafts(self) -> DraftPort | None:
-        """That of a server which is not ours."""
-        return self.servers.all[0].drafts
+        return not self.is_stock or self.servers.all[0].drafts is not None
 
     def info(self) -> ServerInfo:
         """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
@@ -177,36 +169,35 @@ class Cloud:
         protocols or vocabularies, and answers that make no sense.
         """
         limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
-        until, pause_s, is_loading = time.monotonic() + limit_s, _PAUSE_S, False
-        while True:
-            left_s = until - time.monotonic()
-            gone = self._greet(vocab, min(max(left_s, _PAUSE_S), _FIRST_S), says_so=not is_loading)
-            if isinstance(gone, CloudLoading) and not is_loading:
-                is_loading = True
-                if limit_s > SILENT_S:
-                    self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
-            if not is_loading or not isinstance(gone, CloudLost) or (left_s := until - time.monotonic()) <= 0:
-                return gone
-            self._run(asyncio.sleep(min(pause_s, left_s)))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        until, pause_s, is_second, is_loading = time.monotonic() + limit_s, _PAUSE_S, False, False
 
-    def _greet(self, vocab: Vocab, wait_s: float, *, says_so: bool) -> CloudError | None:
         async def greet(server: Server) -> None:
             await server.greet(vocab, wait_s)
             self.servers.agree(server)
 
-        waits = f"waiting up to {wait_s:g} s for the cloud at {self.name}." if says_so else ""
-        for is_last in (False, True):  # gRPC may remember that a server was away a moment ago
+        while True:
+            wait_s = min(max(until - time.monotonic(), _PAUSE_S), _FIRST_S)
+            waits = "" if is_loading else f"waiting up to {wait_s:g} s for the cloud at {self.name}."
             try:
                 self._run(self.servers.ask(self._key, greet), waits)
                 return None
             except CloudError as error:
                 if not error.is_outage or isinstance(error, CloudFailure):
                     raise
-                if is_last or isinstance(error, CloudTimeout | CloudLoading) or self.servers.is_reached:
-                    return error
-            self._run(self.servers.renew())
-        return None
+                gone = error
+            if isinstance(gone, CloudLoading) and not is_loading:
+                is_loading = True
+                if limit_s > SILENT_S:
+                    self.notify(f"the cloud at {self.name} is not ready; waiting up to {limit_s:g} s. {gone.message}")
+            is_gone = is_second or isinstance(gone, CloudTimeout) or self.servers.is_reached
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not isinstance(gone, CloudLost) or (is_gone and not is_loading):
+                return gone
+            if is_loading:
+                self._run(asyncio.sleep(min(pause_s, left_s)))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            is_second = True
+            self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
         """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
@@ -222,16 +213,12 @@ class Cloud:
             return self.servers.outage
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
-        is_loading = isinstance(gone, CloudLoading)
-        if not isinstance(gone, CloudLost) or (self.servers.is_reached and not is_loading):
+        if not isinstance(gone, CloudLost) or (self.servers.is_reached and not isinstance(gone, CloudLoading)):
             return None  # the verification finds out
         if self.fallback == "start":
             return gone
-        what, todo = "was not reached", "Check the address"
-        if is_loading:
-            what, todo = "is not ready", "Try again later, or wait longer with --cloud-timeout"
-        hint = f"{todo}. To begin without it: --fallback=start."
-        raise CloudLost(f"The cloud at {self.name} {what} ({gone.message.rstrip('.')}).", hint=hint) from gone
+        hint = "Check the address, or wait longer with --cloud-timeout. To begin without it: --fallback=start."
+        raise CloudLost(f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require
@@ -242,20 +229,13 @@ class Cloud:
     ) -> RemoteVerifier:  # fmt: skip
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
-        tells = self._may_tell_outage
-        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, tells, falls_back=falls_back)
+        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, falls_back=falls_back)
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
-        waits = plan.may_go_alone if self.is_stock else plan.is_gated  # a server that sells tokens is asked once
-        if not outage and plan.drafts and drafts_first and (self.open_ahead or not waits):
+        if not outage and plan.drafts and drafts_first and not plan.is_gated:
             verifier.open_ahead()
         return verifier
-
-    def _may_tell_outage(self) -> bool:
-        if is_new := (now := time.monotonic()) - self._told_at >= _QUIET_S:
-            self._told_at = now
-        return is_new
 
     def close(self) -> None:
         with suppress(OptionError):  # in a forked process they are the parent's

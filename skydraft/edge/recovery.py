@@ -20,22 +20,20 @@ class Situation:
     """The state of a verification after a failed try. Times are in seconds during which this process ran.
 
     `falls_back`: the text may continue without the target. `has_others`: there is a server that was not tried yet.
-    `num_tries` counts the failed tries before this one, `num_reopened` those after which the text was begun again,
-    `num_failures` those with an internal error of the server. `waited_s` counts from the first try, `silent_s` from
-    the last sign of life of a server. `tried` are addresses, `faults` what each server said last.
+    `num_tries` counts the failed tries before this one, `num_failures` those with an internal error of the server.
+    `waited_s` counts from the first try, `silent_s` from the last sign of life of a server. `faults` are what each
+    server said, by address, since the last pause.
     """
 
     timeout_s: float
     falls_back: bool = False
     has_others: bool = False
     num_tries: int = 0
-    num_reopened: int = 0
     num_failures: int = 0
     waited_s: float = 0.0
     silent_s: float = 0.0
     began: float = 0.0
     is_told: bool = False  # whether the user knows that the text waits
-    tried: set[str] = field(default_factory=set)
     faults: dict[str, SkydraftError] = field(default_factory=dict)
 
 
@@ -70,7 +68,7 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
     pause_s = min(_FIRST_PAUSE_S * 2**now.num_tries, _LONGEST_PAUSE_S)
     match error:
         case errors.SessionNotFound() | errors.BaseMismatch() | errors.Diverged() | errors.SessionTaken():
-            return Recovery("open again", pause_s if now.num_reopened else 0.0)  # each reopening feeds the prompt again
+            return Recovery("open again", pause_s if now.num_tries else 0.0)  # each reopening feeds the prompt again
         case errors.NotAuthorized() | errors.TlsFailure() | errors.TargetChanged() | errors.VocabularyMismatch():
             return Recovery("elsewhere" if now.has_others else "give up")
         case errors.RateLimited():

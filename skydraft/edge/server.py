@@ -96,8 +96,8 @@ class ServerText(Protocol):
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
 
-    async def next_written(self, waiting: Waiting) -> list[Verdict]:
-        """What the target wrote next; nothing at its end."""
+    async def next_written(self, waiting: Waiting) -> Verdict | None:
+        """What the target wrote next; None at its end."""
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. A server that takes none is not asked for it."""

@@ -19,12 +19,9 @@ _CLOSE_S = 1.0  # time for the open closes of sessions
 
 
 def of_each(faults: Mapping[str, SkydraftError]) -> SkydraftError:
-    """One of the servers' faults, by address, which says them all: one that waiting does not cure, or the last."""
+    """The fault to tell of those of several servers: one that waiting does not cure, or the last."""
     *_, last = faults.values()
-    error = next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
-    if len(faults) > 1:
-        error.args = (" ".join(f"{address}: {each.args[0]}" for address, each in faults.items()),)
-    return error
+    return next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
 
 
 class Servers:
@@ -39,7 +36,6 @@ class Servers:
         self._ran: dict[str, TargetId] = {}  # by address, the target seen last
         self._avoid_until: dict[str, float] = {}
         self._gone: tuple[float, CloudError | None] = 0.0, None  # when no server answered, and why
-        self._changed: set[str] = set()  # servers that run another target
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -66,11 +62,11 @@ class Servers:
         self._gone = shared_loop().now(), error
 
     def lost(self, server: Server) -> None:
+        """Note that a server did not answer, or runs another target: it is tried last for a while."""
         self._avoid_until[server.address] = time.monotonic() + _AVOID_S
 
     def met(self, server: Server, target: TargetId | None) -> None:
         """Note the target of one of several servers: the others must run the same."""
-        self._changed.discard(server.address)
         if target and target != (before := self._ran.get(server.address)):
             self._ran[server.address] = target
             if before:
@@ -78,14 +74,13 @@ class Servers:
         if self.has_others and self.target is None:
             self.target = target
 
-    def changed(self, server: Server) -> bool:
-        """Note that a server runs another target. True if all servers do: new texts then begin with the new target."""
-        self._changed.add(server.address)
-        self.facts.pop(server.address, None)
-        if len(self._changed) < len(self.all) or self.target is None:
+    def have_changed(self, faults: Mapping[str, SkydraftError]) -> bool:
+        """Whether all servers have said that they run another target: new texts then begin with that."""
+        changed = [address for address, each in faults.items() if isinstance(each, TargetChanged)]
+        self.facts = {address: each for address, each in self.facts.items() if address not in changed}
+        if len(changed) < len(self.all) or self.target is None:
             return False
         self.target = None
-        self._changed.clear()
         return True
 
     def agree(self, server: Server) -> None:
@@ -103,10 +98,9 @@ class Servers:
                 return await ask(server)
             except SkydraftError as error:
                 faults[server.address] = error
-                if not isinstance(error, TargetChanged):
-                    self.lost(server)
-                elif self.changed(server):
-                    return await ask(server)
+                self.lost(server)
+        if self.have_changed(faults):
+            return await self.ask(key, ask)
         raise of_each(faults)
 
     async def learn(self, server: Server, timeout_s: float) -> TargetFacts:

@@ -31,7 +31,6 @@ from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
 _NUM_BRANCHES = 64  # that are kept: a verdict may be about drafts of some time ago
-_ONE_FAMILY = "Choose two models of one family."
 
 
 class OwnText:
@@ -54,14 +53,13 @@ class OwnText:
         self._stream: SessionStream | None = None
         self._last: SessionStream | None = None  # the last used stream, perhaps still in use
         self._is_named = False  # the stream has named its session
-        self._writing: tuple[int, int, int] | None = None  # bases: of its verify, of the next token, of the limit
+        self._writing: tuple[int, int] | None = None  # bases: of its verify, of the limit
         self._drafts: dict[int, Draft] = {}  # the newest branches, by number
         self._told = 0, 0  # the branch whose drafts this stream has sent, and up to which place
         self._base = 0  # of what the target writes next
         self._takes_drafts = False  # the target writes, or will when it has read its message
         self._sending: asyncio.Task[None] | None = None  # the last message with drafts
         self._cost: Cost | None = None  # of an opening ahead, for the first verdict
-        self._was_ahead = False  # the last call was an opening, so the next one belongs to it
 
     @property
     def is_writing(self) -> bool:
@@ -93,9 +91,8 @@ class OwnText:
 
     async def _open(self, message: bytes, waiting: Waiting) -> None:
         reply = await self._exchange(self._stream_now(), message, waiting, self._opening)
-        self._was_ahead = True
         opened, target = self._server.read(codec.decode_opened, reply)
-        self._note_opened(target)
+        self.target, self._is_open = self.target or target, True
         self._cost = opened.cost
         self._count(tokens_hit=opened.cost.num_cached)
 
@@ -115,32 +112,30 @@ class OwnText:
             raise self._failed("an answer to another request")
         self._check(verdict, verdict.commits(block))
         if opening is not None:
-            self._note_opened(target)
+            self.target, self._is_open = self.target or target, True
         has_more = write > 0 and not is_last and verdict.hands_over(block)
-        base = block.base + verdict.num_tokens
-        self._writing = (block.base, base, base + write) if has_more else None
-        self._base, self._takes_drafts = base, has_more
+        self._base, self._takes_drafts = block.base + verdict.num_tokens, has_more
+        self._writing = (block.base, self._base + write) if has_more else None
         cost, self._cost = self._cost, None
         return replace(verdict, cost=cost + verdict.cost) if cost else verdict
 
-    async def next_written(self, waiting: Waiting) -> list[Verdict]:
+    async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._stream is not None and self._writing is not None
-        base, next_base, limit = self._writing
+        _, limit = self._writing
         with or_else(self.break_off):
             reply = await self._stream.receive(waiting)
             self._count(bytes_down=len(reply))
             decode = partial(codec.decode_verdict, drafts=self._drafts, is_first=False)
             verdict, is_last, _ = self._server.read(decode, reply)
             if verdict is not None:
-                self._check_written(verdict, next_base, limit)
+                self._check_written(verdict, limit)
         if verdict is not None:
-            next_base += verdict.num_tokens
-            is_last = is_last or verdict.finish is not None or next_base >= limit
+            self._base += verdict.num_tokens
+            is_last = is_last or verdict.finish is not None or self._base >= limit
             if verdict.branch:
                 self._drafts = {number: each for number, each in self._drafts.items() if number >= verdict.branch}
-        self._writing = None if is_last else (base, next_base, limit)
-        self._base, self._takes_drafts = next_base, not is_last
-        return [] if verdict is None else [verdict]
+        self._writing, self._takes_drafts = None if is_last else self._writing, not is_last
+        return verdict
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""
@@ -204,47 +199,45 @@ class OwnText:
         self, stream: SessionStream, message: bytes, waiting: Waiting, opening: Opening | None,
         call: values.VerifyCall | None = None,
     ) -> bytes:  # fmt: skip
-        budget, num_calls = self._server.budget, int(not self._was_ahead)
-        day = budget.take() if budget.bounds_calls and num_calls else None
-        self._was_ahead = False
+        budget, day = self._server.budget, None
+        if budget.bounds_calls and call is not None:
+            day = budget.take()
+        elif budget.bounds_calls:
+            budget.check()  # an opening belongs to the first call
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
         self._count(bytes_up=len(message), tokens_in=num_read)
         self._is_named = self._was_sent = True
         if is_noted := stream.may_have_sent:
-            self._note_sent(opening, call, num_calls)
+            self._note_sent(opening, call)
         try:
             with or_else(self.break_off):
                 reply = await stream.receive(waiting, message)
         finally:
             if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
-                self._note_sent(opening, call, num_calls)
+                self._note_sent(opening, call)
             elif not is_noted and day is not None:
                 budget.give_back(day)
         self._count(bytes_down=len(reply))
         return reply
 
-    def _note_sent(self, opening: Opening | None, call: values.VerifyCall | None, num_calls: int) -> None:
+    def _note_sent(self, opening: Opening | None, call: values.VerifyCall | None) -> None:
         sent = self.sent
-        sent.num_calls += num_calls
         if opening is not None:
             self._count(shared_bytes=codec.media_bytes(opening))
             sent.servers.append(self._server.address)
             sent.num_prompt_tokens = len(self._prompt_ids)
             sent.blocks.append((0, opening.committed_ids))
         if call is not None:
+            sent.num_calls += 1
             sent.blocks.append((call.base - len(call.catch_up_ids), (*call.catch_up_ids, *call.draft_ids)))
 
     def _count(self, **figures: int) -> None:
         self.spent += LinkCost(**figures)
 
-    def _note_opened(self, target: TargetId | None) -> None:
-        self.target = self.target or target
-        self._is_open = True
-
-    def _check_written(self, verdict: Verdict, base: int, limit: int) -> None:
-        if verdict.base != base:
-            raise Diverged(f"The target writes at {verdict.base}, and the text is at {base}.")
+    def _check_written(self, verdict: Verdict, limit: int) -> None:
+        if (base := verdict.base) != self._base:
+            raise Diverged(f"The target writes at {base}, and the text is at {self._base}.")
         if verdict.num_accepted > len(verdict.draft_ids):
             raise self._failed("an answer to another request")
         if (end := base + verdict.num_tokens) > limit:
@@ -307,7 +300,8 @@ class OwnServer(Channel):
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)
         if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):
-            raise VocabularyMismatch(f"{info.model} there reads other tokens than the draft model.", hint=_ONE_FAMILY)
+            says = f"{info.model} there reads other tokens than the draft model."
+            raise VocabularyMismatch(says, hint="Choose two models of one family.")
 
     async def learn(self, timeout_s: float) -> TargetFacts:
         info = await self.info(timeout_s)

@@ -1,25 +1,11 @@
 """Where a server is, and whether the connection to it is encrypted."""
 
-import asyncio
 import re
-import socket
 import ssl
 from dataclasses import dataclass
 
-from skydraft.errors import CloudLost, OptionError, SkydraftError, TlsFailure, WrongServer
+from skydraft.errors import CloudLost, OptionError, SkydraftError, WrongServer
 from skydraft.protocol.address import is_loopback, parse_address
-
-_GREETING_S = 1.0  # timeout of the handshake
-
-
-def speaks_tls(host: str, port: int) -> bool:
-    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    try:
-        with socket.create_connection((host, port), _GREETING_S) as plain, anybody.wrap_socket(plain):
-            return True
-    except OSError:
-        return False
 
 
 def check_credentials(token: str | None, tls_ca: bytes | None) -> None:
@@ -67,14 +53,12 @@ class ServerOptions:
         return is_loopback(parse_address(self.address)[0])
 
 
-async def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
-    """What an error means before a server's first answer: one of another protocol may want TLS, or HTTP."""
+def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
+    """What an error means before a server's first answer: one that speaks otherwise may want TLS, or HTTP."""
     says = error.message if isinstance(error, CloudLost) else ""
     if "Failed parsing HTTP/2" in says:
         hint = f"If it is a server without skydraft, its address is http://{options.address}."
         return WrongServer(f"The server at {options.target} does not speak skydraft's protocol.", hint=hint)
-    is_shut = "Socket closed" in says and not options.uses_tls
-    if is_shut and await asyncio.to_thread(speaks_tls, *parse_address(options.address)):
-        hint = "Give the certificate that signs its own with --tls-ca."
-        return TlsFailure(f"The server at {options.target} wants TLS, and this connection is plaintext.", hint=hint)
+    if "Socket closed" in says and not options.uses_tls:
+        return CloudLost(f"{says} If it wants TLS, give --tls-ca.")
     return error

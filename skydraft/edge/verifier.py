@@ -35,10 +35,10 @@ class RemoteText:
 
     def __init__(
         self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
-        waiting: Waiting, may_tell_outage: Callable[[], bool], *, falls_back: bool,
+        waiting: Waiting, *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.came: Came = lambda base, token_ids, num_accepted: None
-        self._servers, self._context, self._may_tell_outage = servers, context, may_tell_outage
+        self._servers, self._context = servers, context
         self._waiting, self._falls_back = waiting, falls_back
         self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
@@ -48,10 +48,8 @@ class RemoteText:
         self._answers = Answers()  # of the call under way
         self.lines = deque[str]()  # for the user, which the generation's thread says
         self._work: asyncio.Task[None] | None = None  # the opening, or the last call
-        self._deadline: asyncio.Timeout | None = None  # for what the target writes after it was stopped
-        self._fault: tuple[SkydraftError, float] | None = (
-            None  # what ended the reading, and since when the server had been asked
-        )
+        # What ended the reading, and since when the server had been asked.
+        self._fault: tuple[SkydraftError, float] | None = None
         self.outage: CloudError | None = None  # the reason why the text continues alone
         self._probing: asyncio.Task[None] | None = None
 
@@ -69,9 +67,8 @@ class RemoteText:
     def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
         """Put into `answers` the verdict on a block, the verdicts of what the target writes on, and None; or an error.
 
-        Of a block that is longer than the server accepts the verdict is on its first part. The thread has waited since
-        `since`. The error is a CloudError if
-        the cloud is lost for good, or for now if the text falls back.
+        The thread has waited since `since`. The error is a CloudError if the cloud is lost for good, or for now if the
+        text falls back.
         """
         self._answers = answers
         self.begin(self._answer(self._work, answers, block, catch_up, write, since))
@@ -82,11 +79,8 @@ class RemoteText:
     ) -> None:  # fmt: skip
         end: Exception | None = None
         try:
-            if before is not None and not before.done():
-                try:
-                    await asyncio.wait((before,))
-                finally:
-                    before.cancel()
+            if before is not None:
+                await before  # which ends if this is cancelled
             verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
             self.came(block.base, verdict.commits(block), 0)
@@ -97,15 +91,6 @@ class RemoteText:
             end = Cancelled("The generation was cancelled.")
         if not self._loop.is_over:  # else the thread ends with the interpreter, without a word
             answers.put(end)
-
-    def draft(self, draft: Draft) -> None:
-        self.there.draft(draft)
-
-    def stop(self) -> None:
-        """Stop the target's writing; all that it has written is still read."""
-        if self._deadline is not None:
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._waiting.timeout_s)
-            self.there.stop()
 
     def cancel(self) -> None:
         """End the call under way with Cancelled."""
@@ -147,32 +132,24 @@ class RemoteText:
         mends it: noticed once, so that the text does not wait for a second sign of it."""
         began = self._loop.now()
         try:
-            async with asyncio.timeout(None) as self._deadline:
-                while self.there.is_writing:
-                    began = self._loop.now()
-                    for verdict in await self.there.next_written(self._waiting):
-                        answers.put(verdict)
-                        self.came(verdict.base, verdict.commits(), verdict.num_accepted)
-        except TimeoutError:
-            self._fault = CloudFailure(f"The cloud at {self._server.address} goes on after it was stopped."), began
+            while self.there.is_writing:
+                began = self._loop.now()
+                if verdict := await self.there.next_written(self._waiting):
+                    answers.put(verdict)
+                    self.came(verdict.base, verdict.commits(), verdict.num_accepted)
         except SkydraftError as error:
             self._fault = error, began
-        finally:
-            self._deadline = None
-        if self._fault:
             self.there.break_off()
 
     async def _mend(self, error: SkydraftError, tries: Situation) -> None:
-        tries.tried.add(self._server.address)
         tries.faults[self._server.address] = error
-        if isinstance(error, CloudLost):
+        if isinstance(error, CloudLost | errors.TargetChanged):
             self._servers.lost(self._server)
-        has_changed = isinstance(error, errors.TargetChanged) and self._servers.changed(self._server)
-        if has_changed and not self._context.num_seen:
-            self.there.target = self._met = None  # all servers of the list run another target now
+        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.faults]
+        if self._servers.have_changed(tries.faults) and not self._context.num_seen:
+            self.there.target = self._met = None
             self.there.reopen()
             return
-        others = [each for each in self._servers.in_order(self._key) if each.address not in tries.tried]
         now, tries.has_others = self._loop.now(), bool(others)
         tries.waited_s, tries.silent_s = now - tries.began, now - max(tries.began, self._server.heard_at)
         recovery = recover(error, tries)
@@ -184,13 +161,12 @@ class RemoteText:
             case "open again":
                 self.there.reopen(renumber=isinstance(error, errors.SessionTaken))
             case "again" | "reconnect":
-                tries.tried.clear()  # after a pause all servers may be tried again
+                tries.faults.clear()  # after a pause all servers may be tried again
         self._say_that_it_waits(error, tries)
         if recovery.step == "reconnect":
             await self.there.renew()
         tries.num_tries += 1
         tries.num_failures += isinstance(error, CloudFailure)
-        tries.num_reopened += recovery.step == "open again"
         await asyncio.sleep(recovery.pause_s)
 
     def _move(self, server: Server) -> None:
@@ -215,17 +191,16 @@ class RemoteText:
     async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
         """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
         self.outage = gone
+        if is_said := self._servers.outage is None:  # else another text has said so
+            self.lines.append(f"{self._gone(gone)}; going on alone.")
         if isinstance(gone, CloudLost) and not is_final:
             self._servers.gone(gone)
-        if is_said := self._may_tell_outage():
-            self.lines.append(f"{self._gone(gone)}; going on alone.")
         if not is_final and self.there.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:
         what = "is gone" if self._servers.is_reached else "was not reached"
-        what = "is not ready" if isinstance(error, errors.CloudLoading) else what
-        what = "may not be asked any more" if isinstance(error, errors.BudgetSpent) else what
+        what = what if isinstance(error, CloudLost) else "cannot be used"
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
@@ -301,7 +276,7 @@ class RemoteVerifier:
             raise gone.with_traceback(None)  # else its traceback would keep each round alive
         self.called, self._answers = True, (answers := Answers())
         since = self._loop.now() - self._rtt_ms / 1e3  # a reader may have taken its time since the last round
-        self._loop.call(lambda: self._ask(answers, block, tuple(catch_up), write, since))
+        self._loop.call(lambda: self._text.ask(answers, block, tuple(catch_up), write, since))
         try:
             verdict = self._next(answers)
         finally:
@@ -313,17 +288,10 @@ class RemoteVerifier:
         while self._text.lines:
             self._notify(self._text.lines.popleft())
 
-    def _ask(
-        self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float
-    ) -> None:  # fmt: skip
-        if self._is_cancelled:
-            answers.put(Cancelled("The generation was cancelled."))
-        else:
-            self._text.ask(answers, block, catch_up, write, since)
-
     def _next(self, answers: Answers) -> Verdict | None:
         """The next verdict, None at the end of the call."""
         if self._is_cancelled:
+            self._loop.post(self._text.cancel)  # before what was just asked for begins
             raise Cancelled("The generation was cancelled.")
         began = time.perf_counter()
         try:
@@ -344,13 +312,13 @@ class RemoteVerifier:
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. Any thread may call this."""
-        self._loop.post(lambda: self._text.draft(draft))
+        self._loop.post(lambda: self._text.there.draft(draft))
 
     def stop(self) -> bool:
         """Stop the target's writing. False while `verify` must still take written tokens."""
         if self._answers is not None:
             self._loop.check_process()
-            self._loop.post(self._text.stop)
+            self._loop.post(self._text.there.stop)
             while self._answers is not None and (verdict := self._next(self._answers)):
                 self._written.append(verdict)
         return not self._written

@@ -79,7 +79,7 @@ def test_a_cloud_never_reached_is_an_error_unless_texts_may_begin_without_it(inv
     gated = ["generate", "你好", *EDGE, "--gate", "entropy:0.1", "-n", "20", "--cloud", address]
     status, out, err = invoke(*gated)
     assert (status, out, err.count("\n")) == (1, "", 1)
-    assert re.search(r"9\S* was not reached \(no connection.*refused\)+\. .* --fallback=start", err)
+    assert re.search(r"9\S* was not reached \(no connection.*(refused|failed)\)+\. .* --fallback=start", err)
     status, out, err = invoke(*gated, "--fallback", "start")
     assert status == 0 and out.strip() and err.count("going on alone") == 1
     status, _, err = invoke(*gated, "--require-cloud", "--cloud-timeout", "0.3")
@@ -128,3 +128,9 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0 and rest.splitlines()[-1] == "skydraft: stopped." and "Traceback" not in rest
     assert "stopping; requests that have begun get up to 30 s. Ctrl-C again ends them at once." in rest
+
+
+@pytest.mark.parametrize("cloud", [(), ("--cloud", "127.0.0.1:9")])
+def test_a_port_for_drafts_needs_a_vllm(invoke: Invoke, cloud: tuple[str, ...]) -> None:
+    status, out, err = invoke("generate", "你好", *EDGE, *cloud, "--drafts", "127.0.0.1:7374")
+    assert (status, out, err.count("\n")) == (2, "", 1) and "--drafts is for a vLLM" in err

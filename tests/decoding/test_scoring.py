@@ -46,6 +46,6 @@ def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, g
 def test_a_server_without_skydraft_tells_none() -> None:
     request = GenerateRequest(asked("语速"), plan=make_plan("cloud"), num_best=0)
     cloud = skydraft.connect("http://127.0.0.1:9/v1")
-    with pytest.raises(OptionError, match="does not tell the log-probabilities"):
+    with pytest.raises(OptionError, match="tells no log-probabilities"):
         api.start(request, edge=open_toy("toy"), cloud=cloud)
     cloud.close()

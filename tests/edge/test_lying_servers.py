@@ -17,9 +17,9 @@ from skydraft.protocol import codec
 from skydraft.protocol.values import VerifyCall
 from skydraft.types import Verdict
 
-from .. import reference, toys
+from .. import toys
 from ..hostile.texts import committed
-from ..serving import Relay, asked, ran_s, serving
+from ..serving import Relay, asked, serving
 from ..toys import PROMPT, VOCAB
 
 Answer = Callable[[VerifyCall], Iterable[bytes]]
@@ -46,31 +46,6 @@ def num_asked(relay: Relay) -> int:
 def verdict(call: VerifyCall, *, num_accepted: int = 0, is_last: bool = False) -> bytes:
     told = Verdict(call.base, num_accepted, 3, audit=(True,) * len(call.catch_up_ids))
     return codec.encode_verdict(told, is_last=is_last)
-
-
-def test_a_stream_that_nobody_reads_yet_is_not_kept_without_bound() -> None:
-    """The edge takes one token and thinks: what the server sends meanwhile has to wait at the server."""
-    message = codec.encode_verdict(Verdict(1, 0, 3), is_first=False) + b"\xba\x3e" + b"\xa0\x9c\x01" + bytes(20_000)
-
-    num_sent = 0
-
-    def endless(call: VerifyCall) -> Iterator[bytes]:
-        nonlocal num_sent
-        yield verdict(call)
-        for _ in range(10_000):
-            num_sent += len(message)
-            yield message
-
-    edge = toys.toy(1)
-    with made_of_lies(edge, endless) as relay, closing(skydraft.connect(relay.address)) as cloud:
-        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=make_plan("cloud"), raw=True)
-        next(iter(generation))
-        before = -1
-        while num_sent > before:
-            before = num_sent
-            time.sleep(0.3)
-        generation.close()
-    assert before < 24 * 1024 * 1024  # what gRPC and the kernel hold, and a megabyte
 
 
 LIE = toys.TOOL  # a token that stands where none may come
@@ -112,27 +87,3 @@ def test_what_may_not_be_written_is_committed_by_nobody(said: str) -> None:
     assert set(own) == {3} and LIE not in committed(generation)
     written = [record.outcome == "written" for record in generation.records]
     assert not any(all(written[at : at + 3]) for at in range(len(written) - 2))  # two at most
-
-
-def test_a_target_that_goes_on_after_it_was_stopped_is_left_after_the_time_for_an_answer() -> None:
-    edge, params = toys.toy(1), DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
-
-    def deaf(call: VerifyCall) -> Iterator[bytes]:
-        yield verdict(call)
-        own = reference.next_token(edge, [*toys.PROMPT_IDS, 3], len(toys.PROMPT_IDS), params)
-        yield on(call, 1, own)  # now the draft model is to go on
-        for number in range(2, 3000):
-            time.sleep(0.005)
-            yield on(call, number, 3)
-
-    plan = make_plan("lossless", k=4, hand_back="agree:1")
-    with made_of_lies(edge, deaf) as relay, closing(skydraft.connect(relay.address, timeout_s=1.0)) as cloud:
-        generation = skydraft.generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
-        rounds, longest_s = generation.rounds(), 0.0
-        while num_asked(relay) < 2:
-            began = ran_s()
-            next(rounds)
-            longest_s = max(longest_s, ran_s() - began)
-        assert longest_s < 3
-        assert 3 < len(generation.token_ids) < 1000
-        generation.close()

@@ -83,7 +83,7 @@ LIMITED = RateLimited("no.", retry_after_s=1.5)
     (errors.CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
     # The first opening again is at once; each of them feeds the prompt again.
     (GONE, ONE, Recovery("open again")),
-    (GONE, after(ONE, num_tries=1, num_reopened=1), Recovery("open again", 0.04)),
+    (GONE, after(ONE, num_tries=1), Recovery("open again", 0.04)),
     # The next server is asked at once, while there is one.
     (LOST, after(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
     (LOST, after(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
@@ -127,7 +127,6 @@ def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bo
         silent_s = waited_s if isinstance(an(kind), CloudLost) else 0.0
         now = after(
             now, num_tries=num, waited_s=waited_s, silent_s=silent_s, num_failures=num * (kind is CloudFailure),
-            num_reopened=num * (found.step == "open again"),
         )  # fmt: skip
     assert found.step == ("alone" if gated else "give up") and found.is_late == (kind is not CloudFailure)
     limit_s = EDGE_S if gated and issubclass(kind, CloudLost) else TIMEOUT_S

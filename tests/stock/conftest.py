@@ -35,10 +35,6 @@ def clouds() -> Iterator[dict[str, Any]]:
         yield found
 
 
-def num_asked(server: Fake) -> int:
-    return sum(asked.path in GENERATING for asked in server.model.asked)
-
-
 @pytest.fixture(scope="module")
 def spoilt() -> Iterator[Spoilt]:
     """A text from a server of the kind `api`, and how many requests it took."""
@@ -55,10 +51,10 @@ def spoilt() -> Iterator[Spoilt]:
         @cache
         def spoil(api: str, plan: str, fault: Fault | None = None) -> tuple[Generation, int]:
             server, cloud = met(api)
-            begun = num_asked(server)
+            begun = len(server.generating)
             server.fault_of = lambda path: fault if path in GENERATING else None
             try:
-                return write(cloud, plan, raw=api != "chat").run(), num_asked(server) - begun
+                return write(cloud, plan, raw=api != "chat").run(), len(server.generating) - begun
             finally:
                 server.wait_until_idle()
                 server.fault_of = lambda path: None

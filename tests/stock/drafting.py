@@ -52,27 +52,18 @@ class FakeModelRunner:
         return found
 
 
-class Elsewhere(FakeModelRunner):
-    """That of a vLLM which makes the class where no runner can be found."""
-
-
-def runner_of(num_drafts: int, vocab_size: int, *, tells_names: bool = True) -> FakeModelRunner:
-    return (FakeModelRunner if tells_names else Elsewhere)(num_drafts, vocab_size)
-
-
 class DraftingVllm(Vllm):
     """Each request is a step of one row. `forwards` counts them; a step takes `token_s`."""
 
-    def __init__(self, model: Model, *, token_s: float = 0.0, tells_names: bool = True, interval: int = 1) -> None:
+    def __init__(self, model: Model, *, token_s: float = 0.0) -> None:
         super().__init__(model, token_s=token_s)
-        self.interval = interval  # of steps whose tokens come together
-        self.runner = runner_of(7, model.engine.vocab.size, tells_names=tells_names)
+        self.runner = FakeModelRunner(7, model.engine.vocab.size)
         self.forwards = 0
 
     async def _parts(self, run: Run) -> AsyncIterator[Body]:
         name = (run.body.get("vllm_xargs") or {}).get("skydraft", "")
         tokens, text, drafts = self.model.write(run.asked, run.prompt, run.num, run.how), [*run.prompt], list[int]()
-        is_over, held = False, list[Token]()
+        is_over = False
         while not is_over:
             await asyncio.sleep(self.token_s)
             self.forwards += 1
@@ -86,12 +77,8 @@ class DraftingVllm(Vllm):
             is_over = bool(step[-1].ends)
             text += [token.id for token in step]
             drafts = self.runner.step([(name, len(run.prompt), text)], len(step))[0]
-            held += step
-            if is_over or self.forwards % self.interval == 0:
-                choice = self._choice(run, step[-1]) | {"text": "".join(token.text for token in held)}
-                choice["token_ids"] = [token.id for token in held]
-                held.clear()
-                yield self._answer(run, [choice])
+            choice = self._choice(run, step[-1]) | {"text": "".join(token.text for token in step)}
+            yield self._answer(run, [choice | {"token_ids": [token.id for token in step]}])
         if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"usage": self._usage(run)}
 

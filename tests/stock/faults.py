@@ -87,10 +87,11 @@ class HungUp(Exception):
     """The connection is closed before an answer; what it carries is sent at once."""
 
 
-def hangs_up() -> Fault:
+def hangs_up(after_s: float = 0.0) -> Fault:
     """Closes the connection, as if it had been idle for too long when the request came."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(after_s)
         raise HungUp
 
     return Fault(wire)

@@ -84,6 +84,8 @@ class Asked:
 
     path: str
     body: Any
+    came: bytes = b""  # the bytes of its body
+    is_sound: bool = True  # it is answered as it should be
     prompts: list[list[int]] = field(default_factory=list)
     cached: int = 0
     salt: str = ""  # what is cached under another one is not found

@@ -90,30 +90,6 @@ class LlamaServer(Vllm):
         return {name: answer[name] for name in run.body.get("response_fields", answer) if name in answer}
 
 
-class Router(LlamaServer):
-    """llama-server without -m, by its sources: it starts a llama-server for each model that a request names."""
-
-    names: ClassVar = ("other", "toy")
-
-    async def props(self, request: Request) -> Response:
-        if named := request.query_params.get("model"):
-            self._find(named)
-            return await super().props(request)
-        return JSONResponse({"role": "router", "model_alias": "llama-server", "model_path": "none"})
-
-    async def models(self, request: Request) -> Response:
-        cards = [{"id": name, "owned_by": "llamacpp", "status": {"value": "unloaded"}} for name in self.names]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def body(self, request: Request) -> Any:
-        self._find((given := await super().body(request)).get("model"))
-        return given
-
-    def _find(self, name: str | None) -> None:
-        if name is None or name != self.model.name:
-            raise Refused(400, f"model '{name}' not found" if name else "model name is missing from the request")
-
-
 class Sglang(Vllm):
     """SGLang's native interface. By its sources (read, never run by us): a stream repeats text and ids from the
     beginning in each part; ids hold the token that ended the text."""

@@ -124,7 +124,6 @@ class OpenAI(Vllm):
     paths: ClassVar = {"/v1/models": "models", "/v1/chat/completions": "chat"}
     has_ids = False
     salt = ""
-    thought: tuple[str, ...] = ()  # pieces, before the answer
 
     def __init__(self, *args: Any, owner: str = "system", refused: tuple[str, ...] = (), **named: Any) -> None:
         super().__init__(*args, **named)
@@ -151,8 +150,6 @@ class OpenAI(Vllm):
 
     async def deltas(self, run: Run) -> AsyncIterator[Body]:
         yield self.part(run, {"role": "assistant", "content": "", "refusal": None}) | {"usage": None}
-        for piece in self.thought:
-            yield self.thinking(run, piece)
         ends = ""
         async for token in run.tokens():
             ends = token.ends
@@ -161,34 +158,7 @@ class OpenAI(Vllm):
         for last in self.ending(run, ends):
             yield last
 
-    def thinking(self, run: Run, piece: str) -> Body:
-        raise NotImplementedError
-
     def ending(self, run: Run, ends: str) -> list[Body]:
         last = self.part(run, {}, ends) | {"usage": None}
         asks = (run.body.get("stream_options") or {}).get("include_usage")
         return [last, *([self.part(run, {}) | {"choices": [], "usage": self._usage(run)}] if asks else [])]
-
-
-class DeepSeek(OpenAI):
-    """It thinks aloud first. The end, the usage and an empty text are one event."""
-
-    thought = ("嗯，", "so I think", "。")
-
-    def thinking(self, run: Run, piece: str) -> Body:
-        return self.part(run, {"content": None, "reasoning_content": piece})
-
-    def ending(self, run: Run, ends: str) -> list[Body]:
-        usage = self._usage(run) | {"prompt_cache_hit_tokens": 0}
-        return [self.part(run, {"content": "", "reasoning_content": None}, ends) | {"usage": usage}]
-
-
-class Gemini(OpenAI):
-    """Its last text has the end, and each event a usage whose total counts thoughts that nobody sees."""
-
-    async def deltas(self, run: Run) -> AsyncIterator[Body]:
-        async for token in run.tokens():
-            delta = {"role": "assistant", "content": token.text}
-            usage = self._usage(run)
-            usage |= {"total_tokens": 40 + usage["total_tokens"]}
-            yield self.part(run, delta, token.ends or None) | {"usage": usage}

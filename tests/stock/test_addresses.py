@@ -55,3 +55,10 @@ def test_texts_and_keys_cross_the_network_only_encrypted_or_if_allowed(key: str 
         StockOptions("http://gpu-box:8000", key=key)
     assert StockOptions("http://gpu-box:8000", key=key, insecure=True).address == "http://gpu-box:8000"
     assert StockOptions("http://127.0.0.1:8000", key=key).address == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("key", ["SECRET\r\nX: y", "SECRET密钥", "SECRET ", "SEC\0RET", ""])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_told(key: str) -> None:
+    with pytest.raises(OptionError) as failed:
+        skydraft.connect("http://127.0.0.1:9/v1", token=key)
+    assert "SEC" not in str(failed.value)

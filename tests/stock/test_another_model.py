@@ -54,14 +54,6 @@ def test_another_model_is_told(dialect: str, engine: Engine, name: str, error: t
             assert write(cloud, "cloud").run().token_ids == ALONE
 
 
-def test_facts_that_are_asked_again_are_those_of_the_new_model() -> None:
-    with fake("llama-server", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        assert cloud.facts(None)
-        start_again(server, OTHER, "another")
-        cloud.servers.facts.clear()  # as after two minutes
-        assert (facts := cloud.facts(None)) and facts.name == "another" and write(cloud, "cloud").run().token_ids
-
-
 @pytest.mark.stock
 def test_two_llama_servers_behind_one_port_one_after_the_other(gguf_path: Path) -> None:
     port, params = free_port(), DecodingParams(max_new_tokens=12)

@@ -18,16 +18,19 @@ from skydraft_vllm.texts import Texts
 
 import skydraft
 from skydraft import DecodingParams, make_plan
+from skydraft.edge.budget import Budget
 from skydraft.edge.channel import shared_loop
 from skydraft.edge.stock.drafts import DraftedText, DraftPort
+from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.tls import ServerOptions
 from skydraft.errors import OptionError
 from skydraft.types import Draft
 from tests import toys
+from tests.hostile.texts import TARGET, write
 from tests.serving import Serving, free_port
 from tests.stock.conftest import SEED
 from tests.stock.drafting import drafting_vllm
-from tests.stock.fakes import GENERATING
+from tests.stock.fakes import GENERATING, fake
 
 PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80)
 STEP_S = 0.03
@@ -50,14 +53,11 @@ def alone() -> tuple[int, ...]:
     return skydraft.generate(toys.PROMPT, cloud=target, plan=plan, params=PARAMS, raw=True).run().token_ids
 
 
-@pytest.mark.parametrize("tells_names", [True, False])
 @pytest.mark.parametrize(("drift", "most"), [(0.0, 0.75), (0.2, 0.95), (9.0, 1.0)])
-def test_a_text_takes_fewer_steps_and_is_the_same(
-    alone: tuple[int, ...], drift: float, most: float, tells_names: bool
-) -> None:
+def test_a_text_takes_fewer_steps_and_is_the_same(alone: tuple[int, ...], drift: float, most: float) -> None:
     edge = toys.toy(SEED, drift)
     with (
-        drafting_vllm(toys.toy(SEED), token_s=STEP_S, tells_names=tells_names) as (server, dialect, address),
+        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, dialect, address),
         closing(skydraft.connect(server.url, drafts=address, require=True)) as cloud,
     ):
         for _ in range(2):  # the first text may begin before the connection is there
@@ -149,24 +149,12 @@ def test_what_leaves_by_the_port_is_counted(alone: tuple[int, ...]) -> None:
         assert cloud.spent.bytes_up - before == receipt.bytes_up > content + 4 * len(receipt.rejected)
 
 
-def test_tokens_that_come_in_groups_are_noticed(alone: tuple[int, ...]) -> None:
-    said = list[str]()
-    with (
-        drafting_vllm(toys.toy(SEED), interval=8) as (server, _, address),
-        closing(skydraft.connect(server.url, drafts=address, require=True, notify=said.append)) as cloud,
-    ):
-        for _ in range(3):
-            assert written(toys.toy(SEED, 9.0), cloud).token_ids == alone
-    assert len(said) == 1 and "--stream-interval" in said[0]
-
-
 def test_a_text_may_be_long_before_its_first_draft() -> None:
     texts, text = Texts(7, 64, 4096), np.arange(900, dtype=np.int32) % 60
     writer = Mock(**{"is_closing.return_value": False, "transport.get_write_buffer_size.return_value": 0})
-    drafted = DraftedText(Mock(writer=writer, numbers=count(1), needs_prompts=False), text[:20], 20)
+    drafted = DraftedText(Mock(writer=writer, numbers=count(1)), text[:20], 20, Ledger(Budget()))
     drafted.draft(Draft(1, 880, (1, 2, 3)), text)
     device, sent = Device(texts), BytesIO(writer.write.call_args[0][0])
-    assert device.longest < 2000  # no prompt takes room where names are read
     while head := sent.read(5):
         device.take(head[:1], sent.read(int.from_bytes(head[1:], "little")))
     assert texts.drafts_for([[1]], [900], text[None], {drafted._name.hex: (0, 20)}, 0.0) == [[1, 2, 3]]
@@ -176,7 +164,7 @@ def test_a_port_that_reads_nothing_is_left_and_not_met_again(monkeypatch: pytest
     monkeypatch.setattr("skydraft.edge.stock.drafts._PAUSE_S", 0.0)
 
     async def leave(address: str) -> Any:
-        port: Any = DraftPort(ServerOptions(address), print)
+        port: Any = DraftPort(ServerOptions(address), print, Ledger(Budget()))
         await port.meet(10.0)
         port.writer.write(bytes(16 << 20))
         transport, _ = port.writer.transport, await port.close()
@@ -189,8 +177,12 @@ def test_a_port_that_reads_nothing_is_left_and_not_met_again(monkeypatch: pytest
             assert left.result(10.0) == (None, True, 0)
 
 
-def test_drafts_are_for_a_vllm() -> None:
-    with pytest.raises(OptionError, match="drafts is for vLLM"):
-        skydraft.connect("127.0.0.1:7373", drafts="127.0.0.1:7374")
+@pytest.mark.parametrize("kind", ["", "llama-server", "openai"])
+def test_drafts_are_for_a_vllm(kind: str) -> None:
+    with fake(kind or "vllm", TARGET) as server, pytest.raises(OptionError, match="drafts is for vLLM") as told:
+        address = server.url if kind else server.url.removeprefix("http://")
+        with closing(skydraft.connect(address, drafts="127.0.0.1:7374")) as cloud:
+            write(cloud, "lossless", raw=kind != "openai").run()
+    assert "\n" not in told.value.line and not server.model.num_written
     with pytest.raises(OptionError):
         skydraft.connect("http://127.0.0.1:8000/v1", drafts="nonsense:port")

@@ -1,11 +1,13 @@
-"""What is told of requests, bytes and money is never less than what came to the server, whatever goes wrong."""
+"""What is told of requests, bytes and money is never less than what came to the server, whatever goes wrong; and beyond
+a limit nothing comes there."""
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,66 +20,50 @@ from skydraft.edge.budget import Budget
 from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Pool, Wire, as_json
 from skydraft.errors import BudgetSpent, CloudLost, SkydraftError
-from tests.hostile.texts import STREAMS, TARGET, TEXT, write
+from tests.edge.test_receipt import figures, of_what_came
+from tests.hostile.lines import known
+from tests.hostile.texts import LENGTH, STREAMS, TARGET, TEXT, write
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, IDS, Fake, fake
-from tests.stock.front import Front, Post
+from tests.stock.faults import Fault
+from tests.stock.model import Asked
 from tests.toys import law
 
 PROMPT = list(TARGET.vocab.encode(TEXT))
-CHATS = ("openai", "deepseek", "gemini")
-DIALECTS = (*IDS, *CHATS)
+DIALECTS = (*IDS, "openai")
 ROWS = [(dialect, plan) for dialect in IDS for plan in ("gated", "cloud", "checked")]
-ROWS += [(dialect, plan) for dialect in CHATS for plan in STREAMS]
-FATES = ["", "", "500", "503", "429", "hangs up", "silent", "cut 0", "cut 90", "cut 700"]
+ROWS += [("openai", plan) for plan in STREAMS]
+FATES: dict[str, Fault] = {
+    "": faults.SOUND, "500": faults.refuses(500), "503": faults.refuses(503), "silent": faults.silent(),
+    "429": faults.refuses(429, Retry_After="0"), "hangs up": faults.hangs_up(), "hangs up late": faults.hangs_up(1.5),
+    **{f"cut {num}": faults.cut(num, 20) for num in (0, 1, 7)},
+}  # fmt: skip
 PRICES = Prices(1.0, 2.0, 3.0)
 
 
-@contextmanager
-def standing(dialect: str, home: Path) -> Iterator[Front]:
-    with pytest.MonkeyPatch.context() as patch, fake(dialect, TARGET) as server, Front(server.url) as front:
-        patch.setenv("SKYDRAFT_HOME", str(home))
-        yield front
-
-
 @pytest.fixture(scope="module")
-def fronts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Front]]:
+def servers() -> Iterator[Callable[[str], Fake]]:
     with ExitStack() as stack:
-
-        @cache
-        def running(dialect: str) -> Front:
-            return stack.enter_context(standing(dialect, tmp_path_factory.mktemp("home")))
-
-        def front(dialect: str) -> Front:
-            running(dialect).posts.clear()
-            running(dialect).fates.clear()
-            return running(dialect)
-
-        yield front
+        yield cache(lambda dialect: stack.enter_context(fake(dialect, TARGET)))
 
 
-def connect(front: Front, timeout_s: float = 10.0, **how: Any) -> Any:
-    return skydraft.connect(front.url, timeout_s=timeout_s, **how)
+def connect(server: Fake, timeout_s: float = 10.0, **how: Any) -> Any:
+    return skydraft.connect(server.url, timeout_s=timeout_s, **how)
 
 
-def carries(post: Post) -> bool:
-    """Whether a request carries the text: others measure, or ask what the server is."""
-    given = post.prompt
-    return bool(given) and (given.startswith(TEXT) if isinstance(given, str) else given[: len(PROMPT)] == PROMPT)
+def num_read(asked: Asked) -> int:
+    body = json.loads(asked.came)
+    if "messages" in body:
+        return len(TARGET.vocab.encode("".join(each["content"] for each in body["messages"])))
+    return len(body.get("prompt", body.get("input_ids")))
 
 
-def num_read(post: Post) -> int:
-    return len(TARGET.vocab.encode(post.prompt) if isinstance(post.prompt, str) else post.prompt)
-
-
-def price(posts: list[Post], *, waits: bool = True) -> float:
-    """At least so much: of answers that the client did not wait for, what was written is not certain. One that does not
-    wait for the end of all may have left as an answer was cut."""
+def price(asked: list[Asked], *, waits: bool = True) -> float:
+    """At least so much: of answers that the client did not wait for, what was written is not certain."""
     total = 0.0
-    for post in posts:
-        is_certain = not post.was_left and (waits or not post.was_cut)
-        num_written = post.num_written(TARGET.vocab.encode) if is_certain else 0
-        total += PRICES.total(post.num_cached, num_read(post) - post.num_cached, num_written)
+    for each in asked:
+        num_written = each.num_written if waits and each.is_sound else 0
+        total += PRICES.total(each.cached, num_read(each) - each.cached, num_written)
     return total
 
 
@@ -87,82 +73,70 @@ def spent(cloud: Any) -> float:
 
 
 @law(40)
-@given(st.sampled_from(ROWS), st.lists(st.sampled_from(FATES), max_size=7), st.sampled_from([None, 1, 3, 6]))
-def test_no_less_is_told_than_came(fronts: Callable[[str], Front], row: Any, fates: list[str], most: Any) -> None:
+@given(st.sampled_from(ROWS), st.lists(st.sampled_from(["", *FATES]), max_size=7), st.sampled_from([None, 1, 3, 6]))
+def test_no_less_is_told_than_came(servers: Callable[[str], Fake], row: Any, fates: list[str], most: Any) -> None:
     (dialect, plan), texts = row, []
-    front = fronts(dialect)
-    with closing(connect(front, 0.7, price="1,2,3", max_calls=most)) as cloud:
-        before = spent(cloud)
+    server = servers(dialect)
+    server.wait_until_idle()
+    server.faults.clear()
+    with closing(connect(server, 0.7, price="1,2,3", max_calls=most)) as cloud:
         cloud.ping(5.0)
-        front.fates += fates
+        begun = len(server.model.asked)
+        own = cloud.servers.all[0].wire.ledger.spent
+        server.faults += [FATES[each] for each in fates]
         for _ in range(2):
             generation = write(cloud, plan, raw=dialect in IDS, length=16)
             with suppress(SkydraftError):
                 generation.run()
             generation.close()
             texts.append(generation)
-        own = cloud.servers.all[0].wire.ledger.spent
         receipts = [text.receipt for text in texts]
-    Fake.wait_until(lambda: not front.num_open)
-    calls = [post for post in front.generating if carries(post)]
+        own = cloud.servers.all[0].wire.ledger.spent - own
+    server.wait_until_idle()
+    came = server.model.asked[begun:]
+    calls, waits = [asked for asked in came if asked.path in GENERATING], plan == "cloud"
     assert most is None or len(calls) <= most
     assert sum(receipt.calls for receipt in receipts) >= len(calls)
-    assert sum(receipt.bytes_up for receipt in receipts) + own.bytes_up >= sum(post.num_bytes for post in front.posts)
+    assert sum(receipt.bytes_up for receipt in receipts) + own.bytes_up >= sum(len(asked.came) for asked in came)
     told = sum(receipt.cost or 0.0 for receipt in receipts)
-    waits = plan == "cloud"
-    assert told + 1e-12 >= price(calls, waits=waits)
+    assert min(told, spent(cloud)) + 1e-12 >= price(calls, waits=waits)
     written = [origin for text in texts for origin in text.origins if origin in ("cloud", "recovered", "bonus")]
     assert sum(text.stats.tokens_out for text in texts) >= len(written)  # also of answers that were cut or left
-    assert told + PRICES.of(own) + 1e-12 >= price(front.generating, waits=waits)
-    assert spent(cloud) - before + 1e-12 >= price(front.generating, waits=waits)
 
 
-def ask(front: Front, ledger: Ledger, *, is_known: bool = True, timeout_s: float = 5.0) -> None:
-    """Ask a llama-server for one token in one piece, over a new connection unless it `is_known`."""
-
-    async def once() -> None:
-        pool = Pool(front.url, None, None, is_here=True)
-        wire, body = Wire(front.url, f"{front.url}/v1", pool, ledger), {"prompt": PROMPT, "n_predict": 1}
-        try:
-            if is_known:
-                await wire.ask("/v1/models", 5.0)
-            request = Request(ledger, "/completion", as_json(body), len(PROMPT), PROMPT, num_written=1)
-            await asyncio.wait_for(wire.whole(request), timeout_s)
-        finally:
-            await pool.close()
-
-    asyncio.run(once())
+# (whether an older connection may be used, what becomes of the first request, calls that may be made, what is raised)
+ALONE: list[tuple[bool, str, int, list[type[Exception]]]] = [
+    *((False, fate, 1, [CloudLost, BudgetSpent]) for fate in ("cut 0", "hangs up")),
+    (False, "silent", 1, [TimeoutError, BudgetSpent]), (True, "hangs up late", 1, [CloudLost, BudgetSpent]),
+    (True, "hangs up", 1, [BudgetSpent, BudgetSpent]), (True, "hangs up", 2, [BudgetSpent]),
+]  # fmt: skip
 
 
-@pytest.fixture
-def front() -> Iterator[Front]:
-    with fake("llama-server", TARGET) as server, Front(server.url) as front:
-        yield front
+@pytest.mark.parametrize(("is_old", "fate", "most", "raised"), ALONE)
+def test_an_answer_in_one_piece_that_is_lost(is_old: bool, fate: str, most: int, raised: Any) -> None:
+    """It costs what was written, perhaps, and is asked for again only where the server may have closed the connection
+    before it read it. Both times count, and the second one needs leave."""
+    ledger, errors = Ledger(Budget(max_calls=most), "it", len(PROMPT)), list[type[Exception]]()
 
+    async def ask(url: str) -> None:
+        pool = Pool(url, None, None, is_here=True)
+        wire, body = Wire(url, f"{url}/v1", pool, ledger), as_json({"prompt": PROMPT, "n_predict": 1})
+        if is_old:
+            await wire.ask("/v1/models", 5.0)
+        for _ in range(2):
+            try:
+                await asyncio.wait_for(wire.whole(Request(ledger, "/completion", body, PROMPT, num_written=1)), 2.0)
+            except (SkydraftError, TimeoutError) as error:
+                errors.append(type(error))
+        await pool.close()
 
-@pytest.mark.parametrize(("known", "most", "calls", "error"), [
-    (False, 2, 1, CloudLost), (False, 1, 1, CloudLost), (True, 2, 2, None), (True, 1, 1, BudgetSpent),
-])  # fmt: skip
-def test_whether_it_is_sent_again(front: Front, known: bool, most: int, calls: int, error: Any) -> None:
-    """Only where the server may have closed before it read it. Both times count, and the second one needs leave: on a
-    new connection the server may have read the first."""
-    front.fates.append("hangs up")
-    ledger = Ledger(Budget(max_calls=most), "it", len(PROMPT))
-    with pytest.raises(error) if error else nullcontext():
-        ask(front, ledger, is_known=known)
-    assert len(front.generating) == ledger.sent.num_calls == ledger.spent.num_requests == calls
-    assert ledger.spent.bytes_up == sum(post.num_bytes for post in front.generating)
-
-
-# What stands between may cut an answer that takes a minute.
-@pytest.mark.parametrize("fate", ["keeps", "cut 20", "silent", "hangs up 1.5"])
-def test_an_answer_in_one_piece_that_is_lost_costs_what_was_written(front: Front, fate: str) -> None:
-    """And it is not asked for again."""
-    front.fates.append(fate)
-    ledger = Ledger(Budget())
-    with pytest.raises((CloudLost, TimeoutError)):
-        ask(front, ledger, is_known=fate.startswith("hangs up"), timeout_s=2.0)
-    assert (ledger.spent.tokens_in, ledger.spent.tokens_out) == (len(PROMPT), 1) and len(front.generating) == 1
+    with fake("llama-server", TARGET) as server:
+        server.faults.append(FATES[fate])
+        asyncio.run(ask(server.url))
+        spent, asked = ledger.spent, server.generating
+    assert errors == raised and len(asked) == ledger.sent.num_calls == spent.num_requests == most
+    assert spent.bytes_up == sum(len(each.came) for each in asked)
+    assert (spent.tokens_in, spent.tokens_out) == (most * len(PROMPT), 1)
 
 
 def test_what_never_left_is_no_call() -> None:
@@ -178,15 +152,15 @@ def test_what_never_left_is_no_call() -> None:
         cloud.close()
 
 
-def test_calls_that_fail_cost_what_was_sent(tmp_path: Path) -> None:
-    with standing("vllm", tmp_path) as front, closing(connect(front, price="1,2,3")) as cloud:
+def test_calls_that_fail_cost_what_was_sent() -> None:
+    with fake("vllm", TARGET) as server, closing(connect(server, price="1,2,3")) as cloud:
         assert cloud.facts(None) is not None
-        front.posts.clear()
-        front.fates += ["500"] * 100
+        server.faults += [FATES["500"]] * 100
         receipt = write(cloud, "gated").run().receipt
-    assert receipt.calls == len(front.generating) > 1
-    assert receipt.bytes_up >= sum(post.num_bytes for post in front.generating) > 0
-    assert receipt.cost == pytest.approx(sum(2.0 * num_read(post) for post in front.generating) / 1e6)
+    asked = server.generating
+    assert receipt.calls == len(asked) > 1
+    assert receipt.bytes_up >= sum(len(each.came) for each in asked) > 0
+    assert receipt.cost == pytest.approx(sum(2.0 * num_read(each) for each in asked) / 1e6)
 
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
@@ -201,14 +175,13 @@ HIDDEN = {"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}
     ("openai", {"choices": [{"index": 0, "delta": {}, "usage": HIDDEN | {"total_tokens": 41}}]}, (32, 0, 9)),
     ("openai", {"choices": [], "usage": {"total_tokens": 135}}, (2, 0, 1)),
 ])  # fmt: skip
-def test_larger_own_counts_are_paid(dialect: str, last: Any, counts: tuple[int, int, int], tmp_path: Path) -> None:
+def test_larger_own_counts_are_paid(dialect: str, last: Any, counts: tuple[int, int, int]) -> None:
     """A server has a template of its own, and other tokens."""
     tokens = {"token_ids": [5], "text": "语"} if dialect == "vllm" else {"delta": {"content": "语"}}
     events = [{"choices": [{"index": 0, **tokens, "finish_reason": "stop"}]}, last]
-    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
-    with standing(dialect, tmp_path) as front, closing(connect(front, price="1,2,3")) as cloud:
+    with fake(dialect, TARGET) as server, closing(connect(server, price="1,2,3")) as cloud:
         write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
-        front.fates.append("says " + body.decode())
+        server.faults.append(faults.tells(*events))
         generation = write(cloud, "cloud", raw=dialect == "vllm", length=1).run()
         receipt, stats = generation.receipt, generation.stats
     num_read, num_cached, num_written = counts
@@ -238,3 +211,61 @@ def test_what_an_answer_wrote_that_cannot_be_read_is_paid(dialect: str, is_json:
         wrote = sum(asked.num_written for asked in server.model.asked)
         least = PRICES.total(0, 0, wrote) - 1e-12
         assert cloud.spent.tokens_out >= wrote > 0 and spent(cloud) >= least and generation.receipt.cost >= least
+
+
+# --- Limits of a day
+
+
+def test_after_the_cost_of_a_day_nothing_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake("vllm", TARGET) as server, closing(connect(server, price="0,0,1", max_cost=50e-6)) as cloud:
+        assert [len(write(cloud, "cloud").run().token_ids) for _ in range(2)] == [LENGTH] * 2
+        server.model.asked.clear()
+        with pytest.raises(BudgetSpent, match="Today's requests have cost"):
+            write(cloud, "cloud").run()
+        assert set(write(cloud, "gated").run().origins) <= {"skipped", "edge-fallback"} and not server.generating
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 86400)
+        assert len(write(cloud, "cloud").run().token_ids) == LENGTH
+
+
+# (day, whether a call may be made then), one after the other; 1 is the limit of a day.
+@pytest.mark.parametrize("days", [[(100.9, True), (101.1, True), (101.9, False)], [(100.5, True), (99.5, False)]])
+def test_calls_of_a_day_are_no_more_with_any_clock(days: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, taken = Budget(max_calls=1), list[int]()
+    for day, may_ask in days:
+        monkeypatch.setattr(time, "time", lambda day=day: day * 86400)
+        before = len(taken)
+        with suppress(BudgetSpent):
+            taken.append(budget.take())
+            budget.give_back(taken[0] - 1)  # of another day
+        assert len(taken) == before + may_ask
+
+
+def test_texts_at_the_same_time_share_the_calls_of_a_day() -> None:
+    with fake("vllm", TARGET, token_s=0.01) as server, closing(connect(server, max_calls=2)) as cloud:
+        with ThreadPoolExecutor(6) as pool:
+            texts = list(pool.map(lambda _: write(cloud, "gated").run(), range(6)))
+        assert sum(text.receipt.calls for text in texts) == len(server.generating) == 2
+
+
+# --- What was sent
+
+
+@pytest.mark.parametrize("plan", ["gated", "cloud", "checked"])
+@pytest.mark.parametrize("dialect", IDS)
+def test_a_receipt_is_what_the_server_was_asked(dialect: str, plan: str) -> None:
+    with fake(dialect, TARGET) as server, known(server, 5.0) as cloud:
+        begun = len(server.model.asked)
+        generation = write(cloud, plan).run()
+        asked = [each for each in server.model.asked[begun:] if each.prompts]
+    num_prompt = len(generation.prompts.target.token_ids)
+    got = {each for one in asked for told in one.prompts for each in enumerate(told[num_prompt:])}
+    assert figures(generation.receipt) == of_what_came(generation, num_prompt, got, len(asked))
+    assert generation.receipt.servers == (cloud.name,)
+
+
+@pytest.mark.parametrize("dialect", [*IDS, "openai"])
+def test_a_first_contact_costs_nothing(dialect: str) -> None:
+    with fake(dialect, TARGET) as server, closing(skydraft.connect(server.url, price="1,2,3", max_cost=1.0)) as cloud:
+        facts = cloud.facts(None)
+        assert facts is not None and facts.name == "toy" and not server.model.num_written and spent(cloud) == 0

@@ -1,7 +1,6 @@
 """What is learned at a server without skydraft belongs to the model that this server names."""
 
 import asyncio
-import re
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +14,14 @@ import skydraft
 from skydraft import api
 from skydraft.edge.stock.dialect import About
 from skydraft.edge.stock.ids import LlamaServer
-from skydraft.errors import OptionError, UsageError
+from skydraft.errors import OptionError
 from skydraft.lab.learning.calibrating import write_calibration
 from skydraft.lab.learning.collect import Collector
 from skydraft.lab.learning.dataset import weights_of
 from skydraft.lab.learning.lessons import Lesson, Store
 from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
-from tests.hostile.texts import ALONE, TARGET, write
+from tests.hostile.texts import TARGET, write
 from tests.stock.fakes import Fake, fake
 
 
@@ -91,14 +90,3 @@ def test_llama_server_is_named_by_its_alias_if_it_was_given_one(alias: str, name
     for wanted in (None, "m.gguf"):
         assert asyncio.run(LlamaServer().describe(wire, wanted, 1.0)) == {named: About(64, "/models/m.gguf")}
     assert asyncio.run(LlamaServer().describe(wire, "gguf", 1.0)) == {}
-
-
-def test_a_llama_server_that_starts_models_on_demand_needs_the_name_of_one() -> None:
-    with fake("router", TARGET) as server:
-        for model, says in ((None, r"several models: other, toy\. Give --cloud-model"), ("toys", "no model toys")):
-            with closing(skydraft.connect(server.url, model=model)) as cloud, pytest.raises(UsageError) as raised:
-                write(cloud, "cloud").run()
-            assert re.search(says, raised.value.line)
-        with closing(skydraft.connect(server.url, model="toy")) as cloud:
-            assert write(cloud, "checked").run().token_ids == ALONE
-            assert (facts := cloud.facts(None)) and facts.name == "toy"

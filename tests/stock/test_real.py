@@ -177,8 +177,9 @@ def test_no_stream_of_a_llama_server_is_lost_by_a_connection_that_it_closes(llam
         for number in range(100):
             body = LLAMA_BODY | {"prompt": [5, number], "stream": True}
             events = Events(wire, Request(wire.ledger, "/completion", as_json(body)), "/health")
-            while events.read(await events.arriving(waiting, None)) is not None:
+            while isinstance(came := await events.next(waiting), bytes):
                 pass
+            assert came is None
         await pool.close()
 
     asyncio.run(stream_on())

@@ -24,7 +24,6 @@ from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
 
 _PAIR = default_pair()
-OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 
 
@@ -150,8 +149,8 @@ class CloudChoice:
     def connect(self, model: str | None = None) -> Cloud:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         assert self.address is not None  # else there is nothing to connect to
-        given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
-        return api.connect(self.address, notify=TERMINAL.say, model=model if is_url(self.address) else None, **given)
+        model = model if is_url(self.address) else None
+        return api.connect(self.address, notify=TERMINAL.say, model=model, **self.given)
 
     @contextmanager
     def sides(
@@ -182,6 +181,8 @@ def _cloud(address: str | None, **values: Any) -> CloudChoice:
         raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
     if address and models["cloud_model"] and not is_url(address):
         raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
+    if values["drafts"] and not is_url(address or ""):
+        raise OptionError("--drafts is for a vLLM, and needs its address.", hint="Give --cloud http://HOST:PORT/v1.")
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     return CloudChoice(address, given)
 
@@ -213,8 +214,8 @@ _SERVER = [
     option("--drafts", "HOST:PORT", "Where that vLLM takes drafts (skydraft-vllm), with the same key."),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
-    option("--max-cost", "X", "Go on without that server once its requests of a day (UTC), from all processes, "
-           "have cost X.", type=float),
+    option("--max-cost", "X", "Go on without that server once this process has paid X for its requests of a day (UTC).",
+           type=float),
     option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
            type=int),
     option("--cloud-token-file --cloud-key-file token", "FILE", "File with the token or key for the server.",
@@ -228,8 +229,6 @@ _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
     option("--fallback", "WHEN", "Continue alone when the cloud is lost (lost, the default), or also while it was "
            "never reached (start), which else is an error.", type=Fallback),
-    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
-           type=OpenWhen),
 ]  # fmt: skip
 
 cloud_section = section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])

@@ -60,4 +60,4 @@ class Chat(Dialect):
             raise CloudFailure("The server sent something else where text was due.")
         finish = name(choice.get("finish_reason")).strip()
         usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
-        return Read((), usage, name(event.get("model")), text=text, thinks=thinks, finish=finish)
+        return Read(usage=usage, text=text, thinks=thinks, finish=finish)

@@ -37,8 +37,8 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check(params: DecodingParams, plan: Plan, kind: type[Dialect], *, has_tools: bool) -> None:
-    """Raise OptionError for what a server of this kind cannot follow. With tools a grammar says that one is called."""
+def check(params: DecodingParams, plan: Plan, kind: type[Dialect]) -> None:
+    """Raise OptionError for what a server of this kind cannot follow."""
     check_drafts(plan, kind.name)
     given, there = _given(params), f"at a server without skydraft ({kind.name})"
     takes = kind.takes | _EVERYWHERE | (_WITH_IDS if kind.gives_ids else set())
@@ -52,10 +52,8 @@ def check(params: DecodingParams, plan: Plan, kind: type[Dialect], *, has_tools:
         hint = "Add --think off, or use skydraft serve."
         raise OptionError(f"--min-new-tokens would count thoughts {there}.", hint=hint)
     if params.grammar and (grammar := params.grammar.partition(":")[0]) not in kind.grammars:
-        hint = f"It takes the kinds {', '.join(kind.grammars)}; skydraft serve takes all."
-        hint = hint if kind.grammars else "Use skydraft serve, vLLM, SGLang or llama-server."
-        what = "tool_choice with a call that must come" if has_tools else f"A grammar of the kind {grammar}"
-        raise OptionError(f"{what} does not apply {there}.", hint=hint)
+        says = f"A grammar of the kind {grammar}, as of a tool that must be called, does not apply {there}."
+        raise OptionError(says, hint=f"It takes {', '.join(kind.grammars) or 'none'}; skydraft serve takes all.")
 
 
 class _Told(Chooser):

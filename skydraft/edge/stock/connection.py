@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
-from skydraft.characters import is_whole, one_line
+from skydraft.characters import one_line
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
@@ -50,12 +50,9 @@ class StockOptions:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            with_key = "Give a key with --cloud-key-file, not in the address."
-            hint = with_key if "@" in self.url else "Write one address, for example http://HOST:PORT/v1."
+            hint = "Write one address like http://HOST:PORT/v1, and give a key with --cloud-key-file."
             says = f"'{one_line(without_password(self.url))}' is not the address of a server."
             raise OptionError(says, hint=hint)
-        if not is_whole(self.model):
-            raise OptionError("--cloud-model has half of a character.", hint="Leave out U+D800 to U+DFFF.")
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
         check_credentials(self.key, self.tls_ca)
@@ -75,11 +72,7 @@ class StockOptions:
 
     @property
     def address(self) -> str:
-        return f"{self._parts.scheme}://{self.host}{self._parts.path.rstrip('/')}"
-
-    @property
-    def host(self) -> str:
-        return self._parts.netloc
+        return f"{self._parts.scheme}://{self._parts.netloc}{self._parts.path.rstrip('/')}"
 
     @property
     def uses_tls(self) -> bool:
@@ -111,15 +104,12 @@ def _is_address(url: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class StockInfo:
-    """A server's kind, its model's name and what else it says of that model, when `num_connections` had been made to
-    it; and what its answers showed since then."""
+    """A server's kind, its model's name and what else it says of that model."""
 
     dialect: Dialect
     model: str
     card: About
-    num_connections: int
     vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
-    name: str = ""  # of the model, as the first answer has it
 
     def is_of(self, info: "StockInfo") -> bool:
         """Whether it is about the same model, as far as the server tells two under one name apart."""
@@ -137,15 +127,16 @@ class StockConnection:
         self, options: StockOptions, budget: Budget | None = None, notify: Callable[[str], None] = lambda line: None
     ) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
-        port = options.port_for_drafts
-        self.drafts = DraftPort(port, notify) if port else None
         self.budget = budget or Budget()
         self.rtt_ms = 0.0  # the shortest seen
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
+        port = options.port_for_drafts
+        self.drafts = DraftPort(port, notify, self.wire.ledger) if port else None
         self.known: StockInfo | None = None  # when it was asked last
+        self._is_old = False  # it may be another server by now
         self.refused: set[str] = set()  # fields of a request that a chat does not take
         self._asking = asyncio.Lock()
         self.is_met = False
@@ -160,14 +151,7 @@ class StockConnection:
 
     def forget(self) -> None:
         """Ask again what it runs before it is sent anything else."""
-        if self.known is not None:
-            self.known.num_connections, self.known.name = -1, ""
-
-    def is_named(self, model: str) -> bool:
-        """Whether the server's answers come from the same model as before."""
-        assert self.known is not None
-        self.known.name = self.known.name or model
-        return self.known.name == model
+        self._is_old = True
 
     async def ping(self, timeout_s: float) -> float:
         ms = await self.wire.look(self.known.dialect.life if self.known else _LIFE, timeout_s)
@@ -182,7 +166,8 @@ class StockConnection:
         await self.ping(timeout_s)
         if self.drafts:
             await self.drafts.meet(timeout_s)
-        asking = self._ask(timeout_s, self.wire, self._pool.num_connections)
+        self.forget()
+        asking = self._ask(timeout_s, self.wire)
         info = await self.wire.patiently(asking, _LIFE, Waiting(timeout_s, timeout_s, timeout_s))
         return TargetFacts(info.model, named_weights(info.model))
 
@@ -195,14 +180,12 @@ class StockConnection:
         if self.drafts:
             await self.drafts.close()
         await self._pool.close()
-        self.wire.ledger.settle()
 
-    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire, connection: int = 0) -> StockInfo:
-        """Its kind and model, asked for at `wire` if that was before the connection of this number: a server that was
-        started again has closed its old ones. Raises VocabularyMismatch, UnknownModel or CloudError."""
+    async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
+        """Its kind and model, asked for at `wire` unless that is known. Raises OptionError or CloudError."""
         timeout_s, info = min(waiting.timeout_s, _QUESTION_S), self.known
-        if info is None or info.num_connections < connection:
-            info = await wire.patiently(self._ask(timeout_s, wire, connection), _LIFE, waiting)
+        if info is None or self._is_old:
+            info = await wire.patiently(self._ask(timeout_s, wire), _LIFE, waiting)
         if vocab.fingerprint not in info.vocabularies:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
@@ -212,16 +195,17 @@ class StockConnection:
             info.vocabularies.add(vocab.fingerprint)
         return info
 
-    async def _ask(self, timeout_s: float, wire: Wire, connection: int) -> StockInfo:
+    async def _ask(self, timeout_s: float, wire: Wire) -> StockInfo:
         async with self._asking:
-            if (known := self.known) is not None and known.num_connections >= connection:
+            if (known := self.known) is not None and not self._is_old:
                 return known
             # Two connections: while one carries a text, the other carries signs of life.
             dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
-            self.known = info = await self._described(dialect, timeout_s, wire)
-            if known and not known.is_of(info):
-                self.refused.clear()
-            return info
+            if self.drafts and not dialect.takes_drafts:
+                says = f"--drafts is for vLLM, and the server at {self.address} is {dialect.name}."
+                raise OptionError(says, hint="Leave it out.")
+            self.known, self._is_old = await self._described(dialect, timeout_s, wire), False
+            return self.known
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:
         if self._options.api != "auto":
@@ -238,7 +222,7 @@ class StockConnection:
         wanted = self._options.model
         known = await dialect.describe(wire, wanted, timeout_s)
         if len(known) == 1:
-            return StockInfo(dialect, *known.popitem(), self._pool.num_connections)
+            return StockInfo(dialect, *known.popitem())
         if not known:
             raise UnknownModel(f"The server at {self.address} has no model {wanted or 'at all'}.")
         names = ", ".join(one_line(each) for each in [*known][:10])

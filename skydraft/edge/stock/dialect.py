@@ -5,7 +5,7 @@ A dialect only makes requests and reads answers; `text` decides what to ask, and
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from skydraft.config import DecodingParams
@@ -13,7 +13,7 @@ from skydraft.edge.stock.ledger import UNTOLD
 from skydraft.edge.stock.refusals import refusal
 from skydraft.edge.stock.wire import Wire, as_json
 from skydraft.errors import CloudFailure
-from skydraft.types import FinishReason, LinkCost, Verdict
+from skydraft.types import FinishReason, LinkCost
 
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
@@ -29,9 +29,6 @@ class Row:
     finish: FinishReason | None = None
     goes_on: bool = False
 
-    def ends(self, verdict: Verdict) -> Verdict:
-        return replace(verdict, finish=self.finish) if self.finish else verdict
-
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -43,7 +40,6 @@ class Read:
 
     rows: tuple[Row, ...] = ()
     usage: LinkCost = UNTOLD
-    model: str = ""
     num_written: int = 0
     text: str = ""
     thinks: bool = False
@@ -129,9 +125,7 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
 
 def is_refusal(answer: Any) -> bool:
     """Whether an error stands in the place of an answer or event."""
-    told = answer if isinstance(answer, dict) else {}
-    is_bare = "message" in told and told.keys() & {"code", "type"}
-    return bool(told.get("error") or told.get("error_message") or is_bare)
+    return isinstance(answer, dict) and bool(answer.get("error"))
 
 
 def sound(answer: Any) -> dict[str, Any]:

@@ -9,57 +9,54 @@ import math
 import ssl
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from uuid import uuid4
 
 import numpy as np
 
 from skydraft.edge.channel import seen, shared_loop
 from skydraft.edge.stock.dialect import count
+from skydraft.edge.stock.ledger import Ledger
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import TokenIds
 from skydraft.protocol.address import parse_address
-from skydraft.types import Draft
+from skydraft.types import Draft, LinkCost
 
 NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
 _VERSION = 1
-_GREETING_S, _PAUSE_S = 5.0, 10.0  # between two tries
-_LONG_S = 60.0  # a connection that lasted so long worked
-_TAIL = 8  # tokens of a prompt that tell a text apart, if its name does
-_MANY = 64  # tokens
+# For an answer; between two tries; a connection that was not used for so long may be closed without a word.
+_GREETING_S, _PAUSE_S, _RECENT_S = 5.0, 10.0, 60.0
+_TAIL = 8  # last tokens of a prompt, which the port compares
 _MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
 
 
 class DraftPort:
-    """The connection, shared by all texts. It belongs to the event loop. `notify` gets a line when it is lost."""
+    """The connection, shared by all texts. It belongs to the event loop. `notify` gets a line when it is first lost;
+    `ledger` has what was sent for no text."""
 
-    def __init__(self, options: ServerOptions, notify: Callable[[str], None]) -> None:
+    def __init__(self, options: ServerOptions, notify: Callable[[str], None], ledger: Ledger) -> None:
         self.numbers = itertools.count(1)
-        self.needs_prompts = False  # its vLLM cannot tell texts by their names
         self.most = 0  # drafts of a step; none are taken while there is no connection
-        self._met = asyncio.Event()  # the last try to connect has come to something
-        self.address, self._options, self._notify = options.target, options, notify
+        self.address, self._options, self._notify, self._ledger = options.target, options, notify, ledger
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
-        self._tried_at, self._used_at, self._is_told, self._num_grouped = -_PAUSE_S, 0.0, False, 0
+        self._tried_at, self._used_at, self._is_told = -_PAUSE_S, 0.0, False
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
         """The open connection. Where there is none, one is made in the background."""
         self._used_at = now = shared_loop().now()
         if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
-            self._met.clear()
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
         return self._writer
 
     async def meet(self, timeout_s: float) -> None:
         """Wait until it is known whether drafts are taken."""
-        if self.writer is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._met.wait(), timeout_s)
+        end = shared_loop().now() + timeout_s
+        while self.writer is None and self._work and not self._work.done() and shared_loop().now() < end:
+            await asyncio.sleep(0.02)
 
     async def _keep(self) -> None:
         """Connect, and wait for the end of the connection."""
@@ -68,33 +65,23 @@ class DraftPort:
             async with asyncio.timeout(_GREETING_S):
                 host, port = parse_address(self._options.address)
                 reader, writer = await asyncio.open_connection(host, port, ssl=self._tls(), limit=_MOST_HELD)
-                token = (self._options.token or "").encode()
-                writer.write(message(b"H", token))
+                writer.write(greeting := message(b"H", (self._options.token or "").encode()))
+                self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
                 if count(hello, "version") != _VERSION or not (most := count(hello, "drafts")):
                     raise ValueError("it speaks another version" if hello else "it closed the connection")
-                self.needs_prompts, self.most = not hello.get("names"), most
+                self.most = most
             self._writer = writer
-            self._met.set()
             await reader.read(1)  # nothing comes but the end
         except (OSError, ValueError, RecursionError) as error:
             reason = str(error) or "it does not answer"
         finally:
             self._writer, self.most = None, 0
-            self._met.set()
             if writer is not None:
                 writer.transport.abort()  # to close would wait until the port has read all
-        now = shared_loop().now()
-        self._is_told &= now - self._tried_at < _LONG_S
-        if not self._is_told and now - self._used_at < _LONG_S:
+        if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
             self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
-
-    def grouped(self) -> None:
-        """A token came later than it was written, with others."""
-        self._num_grouped += 1
-        if self._num_grouped == _MANY:
-            self._notify("vLLM tells its tokens in groups (--stream-interval above 1?), so drafts come late.")
 
     def _tls(self) -> ssl.SSLContext | None:
         ca = self._options.tls_ca
@@ -102,7 +89,6 @@ class DraftPort:
 
     async def close(self) -> None:
         self._tried_at = math.inf  # no text that ends later connects again
-        self._met.set()
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait((self._work,))
@@ -112,13 +98,12 @@ class DraftedText:
     """One request for a text after `prefix`, which begins with a prompt. The port knows it by a secret name, which is a
     `field` of the request."""
 
-    def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int) -> None:
+    def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int, ledger: Ledger) -> None:
         self._name = uuid4()
-        self.port, self._prefix, self._prompt_len = port, prefix, prompt_len
+        self.port, self._prefix, self._prompt_len, self._ledger = port, prefix, prompt_len, ledger
         self._known: asyncio.StreamWriter | None = None  # the connection that knows the text
         self._number = 0
         self._told = list[int]()  # what the port takes for the tokens after the prefix
-        self._num_same = 0  # of them, at least, that are the text
 
     @property
     def field(self) -> dict[str, dict[str, str]]:
@@ -129,36 +114,36 @@ class DraftedText:
         place = len(text) - 1 - len(self._prefix)
         return self._told[place : place + 1] == [text[-1]]
 
-    def draft(self, branch: Draft, text: TokenIds) -> tuple[int, int, list[int]]:
+    def draft(self, branch: Draft, text: TokenIds) -> None:
         """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
-        written. Returns the number of bytes sent, and the tokens with their place after the prompt."""
+        written."""
         writer = self.port.writer
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > _MOST_HELD:
-            return 0, 0, []
+            return
         begin, text, sent = self._prompt_len + branch.base - len(self._prefix), text[len(self._prefix) :], b""
         drafts, begin = branch.token_ids[max(-begin, 0) :], max(begin, 0)
         if writer is not self._known:
             self._known, self._number = writer, next(self.port.numbers)
-            self._told, self._num_same = [], 0
-            tail = self._prefix if self.port.needs_prompts else self._prefix[-_TAIL:]
-            content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail.astype("<i4").tobytes()
+            self._told = []
+            tail = self._prefix[-_TAIL:].astype("<i4").tobytes()
+            content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail
             sent = message(b"T", content)
-        now = [*text[self._num_same : begin].tolist(), *drafts]
-        before = self._told[self._num_same :]
-        pairs = enumerate(zip(now, before, strict=False))
-        num_equal = next((index for index, (one, other) in pairs if one != other), min(len(now), len(before)))
-        place, now = self._num_same + num_equal, now[num_equal:]
-        self._told[place:] = now
-        self._num_same = min(place, begin)
-        for index in range(0, len(now), _MOST_TOLD):
-            part = np.array(now[index : index + _MOST_TOLD], "<i4").tobytes()
-            sent += message(b"D", _DRAFT.pack(self._number, place + index) + part)
-        writer.write(sent)
-        return len(sent), place + len(self._prefix) - self._prompt_len, now
+        told, self._told = self._told, [*text[:begin].tolist(), *drafts]
+        pairs = enumerate(zip(self._told, told, strict=False))
+        place = next((at for at, (one, other) in pairs if one != other), min(len(self._told), len(told)))
+        for at in range(place, len(self._told), _MOST_TOLD):
+            part = np.array(self._told[at : at + _MOST_TOLD], "<i4").tobytes()
+            sent += message(b"D", _DRAFT.pack(self._number, at) + part)
+        self._ledger.sent.blocks.append((place + len(self._prefix) - self._prompt_len, self._told[place:]))
+        self._write(writer, sent)
 
     def end(self) -> None:
         if self._known is not None and self._known is self.port.writer:
-            self._known.write(message(b"E", _END.pack(self._number)))
+            self._write(self._known, message(b"E", _END.pack(self._number)))
+
+    def _write(self, writer: asyncio.StreamWriter, sent: bytes) -> None:
+        self._ledger.note(LinkCost(bytes_up=len(sent)))
+        writer.write(sent)
 
 
 def message(kind: bytes, content: bytes) -> bytes:

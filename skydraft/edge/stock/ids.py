@@ -5,13 +5,11 @@ llama-server of llama.cpp.
 import json
 from collections.abc import Sequence as Seq
 from typing import Any
-from urllib.parse import quote
 
 from skydraft.config import DecodingParams
 from skydraft.edge.stock.dialect import (
     About,
     Body,
-    Dialect,
     IdDialect,
     Read,
     TokenTuple,
@@ -58,7 +56,7 @@ class Vllm(IdDialect):
 
     def written(self, event: Any) -> Read:
         rows = tuple(row for choice in choices(event) for row in rows_of(field(choice, "token_ids") or []))
-        return Read(rows, openai_usage(event), name(event.get("model")))
+        return Read(rows, openai_usage(event))
 
 
 class Sglang(IdDialect):
@@ -95,12 +93,7 @@ class LlamaServer(IdDialect):
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
         props = await wire.ask("/props", timeout_s)
-        if sound(props).get("role") == "router":  # it starts a llama-server for each model that is asked for
-            listed = await Dialect.describe(self, wire, model, timeout_s)
-            if len(listed) != 1:
-                return listed
-            props = await wire.ask(f"/props?model={quote(next(iter(listed)), safe='')}", timeout_s)
-        path, alias = name(field(props, "model_path")), name(props.get("model_alias"))
+        path, alias = name(field(sound(props), "model_path")), name(props.get("model_alias"))
         file = path.rpartition("/")[2]
         if model is not None and model not in {each for each in (alias, path, file) if each}:
             return {}
@@ -120,7 +113,7 @@ class LlamaServer(IdDialect):
             "cache_prompt": True, "return_tokens": True,
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
-            "response_fields": ["stop", "tokens", "model", "prompt_progress", "timings"],  # 2 kB less at the end
+            "response_fields": ["stop", "tokens", "prompt_progress", "timings"],  # 2 kB less at the end
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
@@ -129,17 +122,16 @@ class LlamaServer(IdDialect):
             return Read(usage=LinkCost(tokens_in=count(progress, "total"), tokens_hit=count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
             usage = _llama_usage(event)
-            return Read((), usage, name(event.get("model")), usage.tokens_out)
+            return Read((), usage, num_written=usage.tokens_out)
         return Read(rows_of(field(event, "tokens")), num_written=count(event, "tokens_predicted"))
 
     def one(self, model: str, token_ids: Seq[int], params: DecodingParams) -> tuple[str, Body]:
         """A request for the next token in an answer of one piece."""
         path, body = self.writing(model, token_ids, 1, params)
-        fields = ["tokens", "model", "timings"]
-        return path, {**body, "stream": False, "return_progress": False, "response_fields": fields}
+        return path, {**body, "stream": False, "return_progress": False, "response_fields": ["tokens", "timings"]}
 
     def one_written(self, answer: Any) -> Read:
-        return Read(rows_of(field(sound(answer), "tokens")), _llama_usage(answer), name(answer.get("model")))
+        return Read(rows_of(field(sound(answer), "tokens")), _llama_usage(answer))
 
 
 def _llama_usage(event: Any) -> LinkCost:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from skydraft.decoding.accounts.receipt import Sent
 from skydraft.edge.budget import Budget
 from skydraft.engines.vocab import TokenIds
-from skydraft.errors import BudgetSpent
 from skydraft.types import LinkCost
 
 UNTOLD = LinkCost()
-_COARSE = 4096  # bytes
 
 
 class Ledger:
@@ -37,15 +34,10 @@ class Ledger:
         before, self._num_cached = self._num_cached, max(self._num_cached, min(known, self._num_prompt_tokens))
         return self._num_cached - before
 
-    @property
-    def told(self) -> LinkCost:
-        """What is told of `spent`: bytes that came are rounded up where a hit, which makes an answer shorter, is not
-        told."""
-        spent, coarse = self.spent, 1 if self.tells_cached else _COARSE
-        return replace(spent, bytes_down=-(-spent.bytes_down // coarse) * coarse)
-
-    def call(self, request: Request, generated: TokenIds | Seq[int]) -> None:
-        sent = self.sent
+    def call(self, request: Request) -> None:
+        """Count a call that goes out now. Raises BudgetSpent instead."""
+        self.budget.take()
+        sent, generated = self.sent, request.text[self._num_prompt_tokens :]
         sent.num_calls += 1
         sent.servers, sent.num_prompt_tokens = [self._server], self._num_prompt_tokens
         sent.blocks.append((self._num_told, [int(token_id) for token_id in generated[self._num_told :]]))
@@ -58,57 +50,34 @@ class Ledger:
         self.budget.pay(cost, told)
         self.spent += told
 
-    def settle(self) -> None:
-        """Bring all costs into the sum of the day, if it can be kept; `allow` finds out."""
-        with suppress(BudgetSpent):
-            self.budget.settle()
-
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and its answer, which came over the connection of this number (0: none came). It may go out twice;
-    the answer is that of the last time.
+    """One request and its answer, over a connection that `is_new` if it carried none before.
 
-    The server has to read `num_tokens` of prompts; 0 for a request that costs nothing. A request that carries a text is
-    a call: `generated` are the text's tokens after its prompt, of which the first `num_committed` stay. An answer in
-    one piece has `num_written` tokens. `usage` are the counts so far, by the server or by us.
+    One that carries a `text`, prompt included, is a call: the server reads these tokens, of which the first
+    `num_committed` after the prompt stay. Any other costs nothing. An answer in one piece has `num_written` tokens.
+    `usage` are the counts so far, by the server or by us.
     """
 
     ledger: Ledger
     path: str
     content: bytes | None
-    num_tokens: int = 0
-    generated: TokenIds | Seq[int] | None = None
+    text: TokenIds | Seq[int] = ()
     num_committed: int = 0
     num_written: int = 0
-    usage: LinkCost = UNTOLD  # of the last time that it went out
+    usage: LinkCost = UNTOLD
     is_answered: bool = False
-    connection: int = 0
-    _taken_on: int | None = None  # the day of a call that may go out
-
-    def allow(self) -> None:
-        budget = self.ledger.budget
-        if self.generated is not None:
-            self._taken_on = budget.take()
-        elif self.num_tokens:
-            budget.check()
+    is_new: bool = False
 
     async def going_out(self) -> AsyncIterator[bytes]:
-        """Its body. It is noted before the first byte leaves: whatever becomes of this process, it is in the sum."""
-        body, num_tokens = self.content or b"", self.num_tokens
-        self.usage, self._taken_on = LinkCost(tokens_in=num_tokens), None
-        self.ledger.note(LinkCost(bytes_up=len(body), num_requests=int(num_tokens > 0), tokens_in=num_tokens))
-        if self.generated is not None:
-            self.ledger.call(self, self.generated)
+        """Its body. It is noted before the first byte leaves. Raises BudgetSpent."""
+        body, num_tokens = self.content or b"", len(self.text)
         if num_tokens:
-            self.ledger.settle()
+            self.ledger.call(self)
+        self.usage = LinkCost(tokens_in=num_tokens)
+        self.ledger.note(LinkCost(bytes_up=len(body), num_requests=int(num_tokens > 0), tokens_in=num_tokens))
         yield body
-
-    def end(self) -> None:
-        """Take it back if it did not go out though it was allowed."""
-        if self._taken_on is not None:
-            self.ledger.budget.give_back(self._taken_on)
-            self._taken_on = None
 
     def came(self, num_bytes: int) -> None:
         self.ledger.note(LinkCost(bytes_down=num_bytes))

@@ -25,15 +25,7 @@ from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import (
-    BrokenOff,
-    CloudFailure,
-    LeftGrammar,
-    LimitExceeded,
-    OptionError,
-    SkydraftError,
-    TargetChanged,
-)
+from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError, SkydraftError, TargetChanged
 from skydraft.protocol.values import TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
@@ -47,12 +39,9 @@ class StockText:
     def __init__(
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
-        if request.num_best is not None:
-            message = "A server without skydraft does not tell the log-probabilities of what it judges."
-            raise OptionError(message, hint="Use mode edge, or a server that runs skydraft serve.")
-        if prompt.media:
-            hint = "Use skydraft serve, or --mode edge."
-            raise OptionError("A server without skydraft takes no recordings.", hint=hint)
+        if request.num_best is not None or prompt.media:
+            what = "takes no recordings" if prompt.media else "tells no log-probabilities of what it judges"
+            raise OptionError(f"A server without skydraft {what}.", hint="Use skydraft serve, or --mode edge.")
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
         self._params, self._given = request.params, request
@@ -71,7 +60,6 @@ class StockText:
         self._drafted: DraftedText | None = None  # the same request, where it takes drafts
         self._branch: Draft | None = None  # all drafts of the newest branch
         self._carries_grammar = False  # the request of `_writing`
-        self._connection = 0  # the last one whose server is known to run what the text began with
         self._text = self._prompt  # what was judged or written so far, while the target writes on
         self._limit: int | None = None  # the target may write until the text has so many tokens
         self._is_stopped = False
@@ -84,7 +72,7 @@ class StockText:
         """Make the rules of the text for this kind of server. Raises OptionError for what it cannot follow."""
         if kind is Chat:
             _check_chat(self._given)
-        check(self._params, self._given.plan, kind, has_tools=bool(self._given.tools))
+        check(self._params, self._given.plan, kind)
         prompt_len, params, vocab = len(self._prompt), self._params, self._vocab
         self._kind, self._choices = kind, Choices(params, vocab, prompt_len, kind)
         self._rules = Rules(prompt_len, self._choices.chooser, Stopping(params, vocab, params.max_new_tokens))
@@ -99,7 +87,7 @@ class StockText:
 
     @property
     def spent(self) -> LinkCost:
-        return self._ledger.told
+        return self._ledger.spent
 
     def reopen(self, server: StockConnection | None = None, *, renumber: bool = False) -> None:
         self.break_off()
@@ -114,11 +102,7 @@ class StockText:
         await self._server.renew()
 
     async def open(self, waiting: Waiting) -> None:
-        info = await self._ask_who(self._prompt, waiting)
-        try:
-            await self._next_row(info, np.concatenate((self._prompt, self._context.generated)), 1, waiting)
-        finally:
-            self._drop()
+        await self._ask_who(self._prompt, waiting)  # a request for the prompt alone would cost a token
 
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
         """The verdict. Tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
@@ -148,38 +132,27 @@ class StockText:
             token_id, row = await self._row_after(so_far, limit, waiting)
             work.absorb(np.array([token_id], np.int32))
             num_rows += 1
-        return row.ends(work.verdict(Cost())), row
+        verdict = work.verdict(Cost())
+        return replace(verdict, finish=row.finish or verdict.finish), row
 
-    async def next_written(self, waiting: Waiting) -> list[Verdict]:
+    async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._limit is not None
-        verdicts, drafts = list[Verdict](), tuple[int, ...]()
+        drafts, verdict, is_over = tuple[int, ...](), None, False
         with or_else(self.break_off):
-            while len(self._text) < self._limit and not (verdicts and verdicts[-1].finish):
-                if (verdicts or self._is_stopped) and not await self._has_arrived(waiting):
-                    break
+            while not self._is_stopped or await self._has_arrived(waiting):
                 block = DraftBlock(len(self._text) - len(self._prompt), ())
-                try:
-                    verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
-                except LeftGrammar:
-                    if not (verdicts or drafts):
-                        raise
-                    self._limit = len(self._text)
-                    break
+                verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
                 drafts += verdict.commits()
-                if not (self._is_draft(row) and verdict.finish is None and len(self._text) < self._limit):
-                    verdicts.append(_after(drafts, verdict))
-                    drafts = ()
-        if drafts:
-            verdicts.append(_after(drafts, verdict))
-        last = verdicts[-1] if verdicts else None
-        await self._read_rest(last)
-        if (last and last.finish) or len(self._text) >= self._limit or (self._is_stopped and not verdicts):
+                is_over = verdict.finish is not None or len(self._text) >= self._limit
+                if is_over or not (row.goes_on and self._drafted and self._drafted.has_sent(self._text)):
+                    break  # else it was a draft that vLLM has checked: it came with its next one
+        await self._read_rest(verdict)
+        if is_over or verdict is None:
             self.break_off()
-        if verdicts:
-            cost = Cost(len(verdicts), len(verdicts), num_cached=self._ledger.take_cached())
-            verdicts[0] = replace(verdicts[0], cost=cost)
-        return verdicts
+        if verdict is None:
+            return None
+        return replace(_after(drafts, verdict), cost=Cost(1, 1, num_cached=self._ledger.take_cached()))
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.finish and self._writing is not None:
@@ -189,13 +162,6 @@ class StockText:
         writing = self._writing
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
 
-    def _is_draft(self, row: Row) -> bool:
-        """Whether the last token was a draft that vLLM has checked: it came with its next one."""
-        is_sent = self._drafted is not None and self._drafted.has_sent(self._text)
-        if row.goes_on and not is_sent and self._drafted is not None:
-            self._drafted.port.grouped()
-        return row.goes_on and is_sent
-
     def draft(self, draft: Draft) -> None:
         known = self._branch
         is_more = known is not None and known.branch == draft.branch
@@ -204,17 +170,13 @@ class StockText:
 
     def _send_drafts(self) -> None:
         if self._drafted and self._branch:
-            num_bytes, place, token_ids = self._drafted.draft(self._branch, self._text)
-            if num_bytes:
-                self._ledger.note(LinkCost(bytes_up=num_bytes))
-                self.sent.blocks.append((place, token_ids))
+            self._drafted.draft(self._branch, self._text)
 
     def stop(self) -> None:
         self._is_stopped = True
 
     async def close(self) -> None:
         self.break_off()
-        self._ledger.settle()
 
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
         """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
@@ -226,9 +188,9 @@ class StockText:
         self._check_resumes(text)
         return info
 
-    async def _who(self, waiting: Waiting, connection: int = 0) -> StockInfo:
+    async def _who(self, waiting: Waiting) -> StockInfo:
         known = self._info
-        info = await self._server.info_for(self._vocab, waiting, self._wire, connection)
+        info = await self._server.info_for(self._vocab, waiting, self._wire)
         self._ledger.tells_cached = info.dialect.separates or not self._given.shares_target
         if self._kind is not type(info.dialect):
             self._choose_at(type(info.dialect))
@@ -277,7 +239,7 @@ class StockText:
             except CloudFailure as error:
                 self._server.refused |= info.dialect.refused_by(error.message)
                 raise
-            await self._check_model(writing.model, writing.request.connection, waiting)
+            await self._check_model(writing.request, waiting)
             if row is not None and not with_grammar and self._choices.begins(text, row.token_id):
                 with_grammar = True
                 continue
@@ -287,8 +249,6 @@ class StockText:
             self._drop()
             if writing.has_gap and isinstance(info.dialect, LlamaServer):
                 return await self._untold_row(info.dialect, info, text, waiting)
-            if writing.has_gap:
-                raise CloudFailure("The server has not told all tokens that it wrote.")
             if writing.error:
                 self._server.forget()
             info = await self._ask_who(text, waiting)
@@ -305,7 +265,7 @@ class StockText:
             request.says(LinkCost(tokens_out=1))
             read = read_safely(dialect.one_written, answer)
             request.says(read.usage)
-            await self._check_model(read.model, request.connection, waiting)
+            await self._check_model(request, waiting)
             if len(read.rows) != 1:
                 raise CloudFailure(f"The server wrote {len(read.rows)} tokens in place of one.")
             (row,) = read.rows
@@ -315,10 +275,11 @@ class StockText:
         return row
 
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
-        scope, generated = self._given.cache_scope, text[len(self._prompt) :]
+        scope = self._given.cache_scope
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
-        content, num_committed = as_json({**body, **salt}), len(self._context.generated)
-        return Request(self._ledger, path, content, len(text), generated, num_committed, num_written)
+        return Request(
+            self._ledger, path, as_json({**body, **salt}), text, len(self._context.generated), num_written
+        )  # fmt: skip
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices
@@ -326,7 +287,7 @@ class StockText:
             params = choices.asked(text, with_grammar=self._carries_grammar)
             path, body = dialect.writing(info.model, text.tolist(), num_tokens, params)
             if self._server.drafts and dialect.takes_drafts:
-                self._drafted = DraftedText(self._server.drafts, text, len(self._prompt))
+                self._drafted = DraftedText(self._server.drafts, text, len(self._prompt), self._ledger)
                 body = {**body, **self._drafted.field}
                 self._send_drafts()
             events = Events(self._wire, self._request(info, path, body, text), dialect.life)
@@ -340,16 +301,13 @@ class StockText:
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
         return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
-    async def _check_model(self, model: str, connection: int, waiting: Waiting) -> None:
-        """Raise TargetChanged if an answer over this connection is that of another model."""
-        if not self.resumes:  # a chat's text is one answer
-            return
-        if connection != self._connection:
-            await self._who(waiting, connection)
-            self._connection = connection
-        if model and not self._server.is_named(model):
-            self._server.forget()  # the next text begins with the new one
-            raise TargetChanged(f"The server at {self._server.address} answers as {model} now.")
+    async def _check_model(self, request: Request, waiting: Waiting) -> None:
+        """Raise TargetChanged if an answer is that of another model. A server that was started again has closed its old
+        connections, so one that has a new one is asked."""
+        if request.is_new and self.resumes:  # a chat's text is one answer
+            request.is_new = False
+            self._server.forget()
+            await self._who(waiting)
 
     def _drop(self) -> None:
         writing, self._writing = self._writing, None
@@ -369,16 +327,10 @@ def _after(token_ids: TokenTuple, last: Verdict) -> Verdict:
 def _check_chat(request: GenerateRequest) -> None:
     """Raise OptionError, before anything is written, for what has no place in the messages of a chat."""
     calls = {"tool_calls", "tool_call_id"} & {name for each in request.messages for name, _ in each.more}
-    given = {
-        "A prompt without a template (--raw)": request.raw or not request.messages, "A list of tools": request.tools,
-        "A call of a tool": calls,
-        "Continuing a message": request.begun or any(message.is_open for message in request.messages),
-    }  # fmt: skip
-    if unfit := [what for what, is_given in given.items() if is_given]:
-        raise OptionError(
-            f"{unfit[0]} does not apply to a chat server, which puts messages into a template of its own; mode edge "
-            "takes it.", hint="Use skydraft serve, vLLM, SGLang or llama-server.",
-        )  # fmt: skip
+    is_begun = request.begun or any(message.is_open for message in request.messages)
+    if request.raw or not request.messages or request.tools or calls or is_begun:
+        says = "A chat server takes messages alone, without tools, raw prompts or begun answers. Mode edge takes all."
+        raise OptionError(says, hint="Use skydraft serve, vLLM, SGLang or llama-server.")
 
 
 class StockServer(StockConnection):

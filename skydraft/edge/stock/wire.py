@@ -12,8 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
@@ -28,36 +27,30 @@ T = TypeVar("T")
 _CONNECT_S = 10.0
 _IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
-_MAX_ITEMS = 200_000  # brackets and quotes of an answer, each of which can become an object
-_CRUMB, _SPARE = 16, 1 << 16  # bytes that a chunk has on average, beyond a start: each costs as much as a long one
-_STALE_S = 1.0  # a connection that was closed before shows it by then
 _NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
+_STALE_S = 1.0  # a connection that was closed before shows it by then
 _REST_S = 1.0  # for the end of an answer after its last event
 _MAX_EVENTS = 64  # that wait to be read; the server waits then
 
 
 class Pool:
     """The connections, shared by all generations. `heard_at`: the time of the server's last answer, by the loop's
-    clock. `num_connections` is how many have carried an answer until now."""
+    clock."""
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
         self.heard_at = 0.0
-        self.num_connections = 0
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "skydraft"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._is_plain = url.startswith("http:")
-        self._tls_ca, self._host = tls_ca, "" if is_here else urlsplit(url).hostname
+        self._tls_ca, self._is_here = tls_ca, is_here
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
-        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of connections, in order of their answers
-        self._idle: WeakSet[Any] = WeakSet()  # those that carry nothing
+        self._known: WeakSet[Any] = WeakSet()  # connections that have carried an answer
 
     @property
     def client(self) -> httpx2.AsyncClient:
         if self._client is None:
-            from urllib.request import getproxies, proxy_bypass
-
             import httpx2
 
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
@@ -65,19 +58,15 @@ class Pool:
                 trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
             limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S if self._is_plain else _IDLE_TLS_S)
             # With a transport of its own a client uses no proxy: none leads back to this machine.
-            is_direct = not self._host or proxy_bypass(self._host)
-            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if is_direct else None
+            direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if self._is_here else None
             try:
                 self._client = httpx2.AsyncClient(
                     verify=trusted, headers=self._headers, follow_redirects=False, transport=direct, limits=limits,
                     timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
                 )  # fmt: skip
-            except ImportError as error:
-                raise OptionError("ALL_PROXY names a SOCKS proxy.", hint="Run: pip install socksio") from error
-            except (ValueError, httpx2.InvalidURL) as error:
-                names = [f"{kind.upper()}_PROXY" for kind in ("http", "https", "all") if kind in getproxies()]
-                hint = "Write http://HOST:PORT or socks5://HOST:PORT."
-                raise OptionError(f"The proxy named by {' or '.join(names)} cannot be used.", hint=hint) from error
+            except (ImportError, ValueError, httpx2.InvalidURL) as error:
+                hint = "Check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY. For socks5://HOST:PORT run: pip install socksio"
+                raise OptionError("A proxy that the environment names cannot be used.", hint=hint) from error
         return self._client
 
     @asynccontextmanager
@@ -88,13 +77,9 @@ class Pool:
         try:
             async with aclosing(await self._responding(client, request, url)) as response:
                 connection = response.extensions["network_stream"]
-                self._idle.discard(connection)
-                request.connection = self._numbers.setdefault(connection, self.num_connections + 1)
-                self.num_connections = max(self.num_connections, request.connection)
-                try:
-                    yield response
-                finally:
-                    self._idle.add(connection)
+                request.is_new = connection not in self._known
+                self._known.add(connection)
+                yield response
         finally:
             self._lent[client] -= 1
             if not self._lent[client]:
@@ -103,34 +88,28 @@ class Pool:
                     await _closed(client)
 
     async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
-        """The response. The request counts as its body goes out.
-
-        One on a connection that the server has just closed is sent again: llama-server closes one in about ten after a
-        stream, and does not say so. On a new connection, or later, the server may have read it: it is not.
-        """
+        """The response. The request counts as its body goes out. One that fails at once is sent again if it may have
+        met an old connection: llama-server closes one in about ten after a stream, as the next request comes."""
         import httpx2
 
-        method, body, headers, is_again = "GET", None, {}, False
+        may_be_old = bool(self._known)
         while True:
-            request.allow()
-            began = shared_loop().now()
-            may_be_old = not all(each.get_extra_info("is_readable") for each in self._idle)  # as one that is closed
+            if len(request.text):
+                request.ledger.budget.check()
+            began, sent = shared_loop().now(), client.build_request("GET", url)
             if request.content is not None:
-                method, body = "POST", request.going_out()
                 headers = {"Content-Type": "application/json", "Content-Length": str(len(request.content))}
+                sent = client.build_request("POST", url, content=request.going_out(), headers=headers)
             try:
-                return await client.send(client.build_request(method, url, content=body, headers=headers), stream=True)
+                return await client.send(sent, stream=True)
             except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
-                if is_again or not may_be_old or shared_loop().now() - began > _STALE_S:
+                if not may_be_old or shared_loop().now() - began > _STALE_S:
                     raise
-                is_again = True
+                may_be_old = False
                 request.is_lost()
-            finally:
-                request.end()
 
     async def renew(self) -> None:
         client, self._client = self._client, None
-        self._idle.clear()
         if client is not None and client not in self._lent:
             await _closed(client)
 
@@ -217,8 +196,6 @@ class Wire:
                     self.pool.heard_at = shared_loop().now()
                 if response.status_code != 200:
                     raise refusal(response.status_code, response.headers, await _start(response, request, _MAX_REFUSAL))
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise CloudFailure("The server sends compressed answers though it was asked not to.")
                 yield response
         except (ssl.SSLError, httpx2.ConnectError) as error:
             raise no_connection(error) from error
@@ -237,7 +214,7 @@ class Events:
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
         self.request, self._wire, self._life = request, wire, life
         self._has_ended = False
-        self._queue: asyncio.Queue[Any] = asyncio.Queue(_MAX_EVENTS)
+        self._queue: asyncio.Queue[bytes | SkydraftError | None] = asyncio.Queue(_MAX_EVENTS)
         self._task = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
@@ -273,26 +250,19 @@ class Events:
                 raise CloudFailure("The server sends an event that does not end.")
         yield bytes(held.strip())
 
-    async def arriving(self, waiting: Waiting, began: float | None) -> Any:
-        """What comes next, to `read`. Raises a SkydraftError if nothing comes within the times of `waiting`, as
-        `Wire.patiently`."""
+    async def next(self, waiting: Waiting, began: float | None = None) -> bytes | SkydraftError | None:
+        """The next event; None for the end, or the error that ended the answer. Raises a SkydraftError if nothing comes
+        within the times of `waiting`, as `Wire.patiently`."""
         if self.has_more:
             return self._queue.get_nowait()
         return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
-
-    def read(self, came: Any) -> Any:
-        """The event that came; None for the end. Raises the SkydraftError that ended the answer."""
-        if came is None or isinstance(came, SkydraftError):
-            self._queue.put_nowait(came)  # so it ends here, whoever asks again
-        if isinstance(came, SkydraftError):
-            raise came
-        return came
 
     @property
     def has_more(self) -> bool:
         return not self._queue.empty()
 
-    def unread(self) -> Any:
+    def unread(self) -> bytes | None:
+        """An event that has come, if there is one."""
         event = self._queue.get_nowait() if self.has_more else None
         return event if isinstance(event, bytes) else None
 
@@ -319,8 +289,6 @@ def as_json(body: Mapping[str, Any]) -> bytes:
 
 
 def parsed(data: bytes) -> Any:
-    if sum(map(data.count, (b"[", b"{", b'"'))) > _MAX_ITEMS:
-        raise CloudFailure(f"The server sent an answer of more than {_MAX_ITEMS} brackets and quotes.")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -328,13 +296,9 @@ def parsed(data: bytes) -> Any:
 
 
 async def _chunks(response: httpx2.Response, request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes, and is counted. Raises CloudFailure for one in crumbs."""
-    spare = _SPARE
+    """The body as it comes, and is counted."""
     async for chunk in response.aiter_raw():
         request.came(len(chunk))
-        spare += len(chunk) - _CRUMB
-        if spare < 0:
-            raise CloudFailure("The server sends its answer in pieces of a few bytes.")
         yield chunk
 
 

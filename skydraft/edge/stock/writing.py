@@ -16,7 +16,6 @@ from skydraft.types import LinkCost
 
 _MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
 _MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
-_MAX_EVENTS = 200_000  # of one answer with its thoughts
 _SOON = Waiting(0.5, 0.5, 0.5)
 # Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
@@ -30,7 +29,6 @@ class Writing:
 
     def __init__(self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int) -> None:
         self.num_written = 0
-        self.model = ""  # as the server names it
         self.has_gap = False  # whether the server has written tokens without telling them
         self.error: SkydraftError | None = None
         self.request = events.request
@@ -64,11 +62,13 @@ class Writing:
     async def _next(self, waiting: Waiting, began: float | None = None) -> None:
         """Take the next event, or the end of the answer. Raises a SkydraftError if neither comes in time, which counts
         from when the wait `began`."""
-        came, num_before = await self._events.arriving(waiting, began), self.num_written
+        came, num_before = await self._events.next(waiting, began), self.num_written
         try:
-            if (data := self._events.read(came)) is not None:
-                self._take(data)
-            self._is_over |= data is None
+            if isinstance(came, SkydraftError):
+                raise came
+            if came is not None:
+                self._take(came)
+            self._is_over |= came is None
             self._num_idle = 0 if self.num_written > num_before else self._num_idle + 1
             if self._num_idle > _MAX_IDLE:
                 raise CloudFailure(f"The server sent {_MAX_IDLE} events without a token.")
@@ -106,7 +106,6 @@ class Writing:
         self.num_written += len(rows)
         if self.num_written > self._limit:
             raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
-        self.model = read.model or self.model
         self._rows += [replace(row, goes_on=row is not rows[-1]) for row in rows]
 
     def _said(self, data: bytes) -> Read:
@@ -163,10 +162,7 @@ class ChatWriting(Writing):
 
     def _take(self, data: bytes) -> None:
         said = self._said(data)
-        self.model = said.model or self.model
         self._num_events += bool(said.text or said.thinks)
-        if self._num_events > _MAX_EVENTS:
-            raise CloudFailure("The server writes without an end.")
         self._held += self._joined(said.text)
         self._cut(is_last=False)
         # A server sends an event for each token, or for a few; at the end it may count them itself.
