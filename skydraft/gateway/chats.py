@@ -28,7 +28,7 @@ from skydraft.gateway.items import (
     flat,
 )
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.gateway.schema import MAX_LOGPROBS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.messages import Role
 from skydraft.types import Score
 
@@ -69,7 +69,7 @@ _AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, 
 
 
 class ChatRequest(Body):
-    messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Some[_Message]
     max_completion_tokens: MaxTokens = None
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = None
@@ -87,16 +87,12 @@ class ChatRequest(Body):
         functions = [tool.function.model_dump(exclude_unset=True) for tool in tools if isinstance(tool, _Tool)]
         return Ask(
             self, [message.turn() for message in self.messages], goes_on=bool(self.continue_final_message),
-            max_tokens=self.max_completion_tokens or self.max_new_tokens, effort=self.reasoning_effort,
+            max_tokens=self.max_completion_tokens or self.max_new_tokens,
             num_best=(self.top_logprobs or 0) if self.logprobs else None,
             calling=calling_of(functions, tools, self.tool_choice, self.parallel_tool_calls),
             schema=self.response_format.schema_ if self.response_format else None,
             prediction="".join(part.text for part in predicted.content) if predicted else None,
         )  # fmt: skip
-
-    def place(self, number: int, *part: int) -> str:
-        """What the client calls the content of a turn, or a part of it."""
-        return ".".join(map(str, ("messages", number, "content", *part)))
 
 
 class ChatAnswer(Answer):

@@ -2,8 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Iterator
+from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, Tag
@@ -18,9 +18,9 @@ from skydraft.gateway.items import (
     Content,
     Function,
     Json,
+    Other,
     OtherTool,
     Result,
-    Skipped,
     Some,
     TextPart,
     ToolChoice,
@@ -30,8 +30,8 @@ from skydraft.gateway.items import (
     calling_of,
     flat,
 )
-from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
-from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.gateway.refusals import SPENT, TOO_LONG, Refusal
+from skydraft.gateway.schema import MAX_LOGPROBS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -49,7 +49,7 @@ class _Message(BaseModel):
 _ONE_MESSAGE = BeforeValidator(
     lambda given: [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
 )
-_Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
+_Item = Annotated[_Message | CalledTool | Result | Other, Field(discriminator="type"), BY_KIND]
 
 
 class _Function(Function):
@@ -75,15 +75,11 @@ class _TextOptions(BaseModel):
 
 
 class ResponsesRequest(Body):
-    not_served: ClassVar[Mapping[str, str]] = {
-        **NOT_SERVED, "prompt": "Use instructions and input instead; prompts are not kept here.",
-        **instead(max_output_tokens="max_tokens max_completion_tokens", text__format="response_format"),
-    }  # fmt: skip
-    kinds: ClassVar[frozenset[str]] = frozenset(("function", "json_schema"))
+    of_others = frozenset(("max_tokens", "max_completion_tokens", "response_format", "prompt"))
+    kinds = frozenset(("function", "json_schema"))
     prompt_field: ClassVar[str] = "input"
-    format_field: ClassVar[str] = "text.format"
 
-    input: Annotated[Some[_Item], Field(min_length=1, max_length=MAX_TURNS), _ONE_MESSAGE]
+    input: Annotated[Some[_Item], _ONE_MESSAGE]
     instructions: str | None = None
     max_new_tokens: MaxTokens = Field(None, alias="max_output_tokens")
     tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -97,49 +93,56 @@ class ResponsesRequest(Body):
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
-        spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
         functions = list[Json]()
         for name, (_, tool) in self.functions().items():
             if len(name) > 128:  # with that of its namespace
                 raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
             functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
         scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        others = (tool for _, tool in self._tools())
         return Ask(
-            self, self._turns(), max_tokens=self.max_new_tokens, effort=self.reasoning_effort,
-            num_best=(self.top_logprobs or 0) if scored else None, goes_on=bool(self.continue_final_message),
-            calling=calling_of(functions, chain(*spaces), self.tool_choice, self.parallel_tool_calls),
+            self, self._turns(), max_tokens=self.max_new_tokens, goes_on=bool(self.continue_final_message),
+            num_best=(self.top_logprobs or 0) if scored else None,
+            calling=calling_of(functions, others, self.tool_choice, self.parallel_tool_calls),
             schema=self.text.format.schema_ if self.text and self.text.format else None,
         )  # fmt: skip
+
+    def _tools(self) -> Iterator[tuple[str | None, Any]]:
+        """Each tool, with its namespace."""
+        for tool in self.tools or ():
+            if isinstance(tool, _Namespace):
+                yield from ((tool.name, each) for each in tool.tools)
+            else:
+                yield None, tool
 
     def functions(self) -> dict[str, tuple[str | None, _Function]]:
         """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
         known: dict[str, tuple[str | None, _Function]] = {}
-        for space in self.tools or ():
-            namespace = space.name if isinstance(space, _Namespace) else None
-            for tool in space.tools if isinstance(space, _Namespace) else [space]:
-                if isinstance(tool, _Function):
-                    known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
+        for namespace, tool in self._tools():
+            if isinstance(tool, _Function):
+                known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
         return known
 
     def _turns(self) -> list[Turn]:
         """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
         turns = [Turn("system", [TextPart(text=self.instructions)])] if self.instructions else []
-        thoughts: list[Skipped] = []
+        thoughts: list[Other] = []
         known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
-            if isinstance(item, Skipped):
+            if isinstance(item, Other):
                 thoughts.append(item)
+            elif isinstance(item, Result):
+                turns.append(item.turn())
             elif isinstance(item, _Message):
-                turns.append(Turn(item.role, [*thoughts, *item.content]))
+                turns.append(Turn(item.role, [*thoughts, *item.content] if item.role == "assistant" else item.content))
                 thoughts = []
-            elif isinstance(item, CalledTool):
+            else:
                 if not turns or turns[-1].role != "assistant":
                     turns.append(Turn("assistant"))
-                turns[-1].content.extend(thoughts)
-                name, thoughts = known_as.get((item.namespace, item.name), item.name), []
+                name = known_as.get((item.namespace, item.name), item.name)
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
-            if isinstance(item, CalledTool | Result) and (item.output is not None or isinstance(item, Result)):
-                turns.append(Turn("tool", item.output or [], tool_call_id=item.call_id))
+                turns[-1].content.extend(thoughts)
+                thoughts = []
         return turns
 
 
