@@ -22,9 +22,6 @@ def _listed(prompt: Any) -> Any:
     return [prompt] if is_one else prompt
 
 
-_NO_SCORES = BeforeValidator(lambda value: None if value is False else value)
-
-
 class TextRequest(Body):
     of_others = frozenset(("response_format", "top_logprobs"))
     prompt_field: ClassVar[str] = "prompt"
@@ -33,8 +30,7 @@ class TextRequest(Body):
     max_new_tokens: MaxTokens | Literal[0] = Field(None, alias="max_tokens")
     best_of: Literal[1] | None = None
     echo: bool | None = None
-    # False asks for none; 0 asks for those of the chosen tokens.
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS), _NO_SCORES] = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)  # 0 asks for those of the chosen tokens
 
     def to_ask(self) -> Ask:
         return Ask(

@@ -27,8 +27,6 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Score, Token
 
-# As `skydraft serve` tells it, by vLLM's names.
-_SPECULATION = {"drafts": "Blocks judged", "draft_tokens": "Tokens drafted", "accepted_tokens": "Drafts accepted"}
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -129,7 +127,7 @@ class Desk:
     def submit(
         self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader
     ) -> tuple[list[Ticket], Events]:
-        """Queue all choices or none; returns the queue of their events. `reader` makes what finds the calls in one choice.
+        """Queue all choices or none; returns the queue of their events. `reader` makes what finds calls in a choice.
 
         Raises Refusal if there is no room, and CloudLost once the gateway stops.
         """
@@ -225,8 +223,7 @@ class Desk:
 
 class GatewayMetrics:
     def __init__(self, desk: Desk, pair: Pair) -> None:
-        self._auditor, self._registry, cloud = pair.auditor, CollectorRegistry(), pair.far
-        model = pair.cloud_name or pair.edge.name
+        self._registry, cloud = CollectorRegistry(), pair.far
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -234,12 +231,6 @@ class GatewayMetrics:
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
-        self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
-        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
-        self._speculation = [
-            Counter(f"skydraft_spec_decode_num_{name}", about, ["model"], registry=self._registry).labels(model)
-            for name, about in _SPECULATION.items()
-        ]
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
         if cloud is not None:  # gauges: a server may tell late what it had in its cache
@@ -253,9 +244,6 @@ class GatewayMetrics:
         if isinstance(event, Wrote):
             record = event.done.record
             self._rounds.labels(record.outcome).inc()
-            if record.outcome == "verified":
-                for counter, num in zip(self._speculation, (1, record.num_draft, record.num_accepted), strict=True):
-                    counter.inc(num)
             for token in event.tokens:
                 self._tokens.labels(token.origin).inc()
         elif isinstance(event, Ended):
@@ -269,9 +257,4 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        self._agreement.clear()
-        for each in self._auditor.figures if self._auditor else ():
-            self._agreement.labels(each.adapter or "", each.gate).set(each.agreement)
-        for outcome, num in self._auditor.counts.items() if self._auditor else ():
-            self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

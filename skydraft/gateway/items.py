@@ -1,11 +1,11 @@
 """Parts of turns, calls and tools, in requests of all interfaces. One table says which kinds of parts are read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic import AliasChoices, Base64Bytes, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import Role
@@ -29,9 +29,6 @@ def _by_kind(item: Any) -> Any:
     name = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
     if not isinstance(name, str) or name == "item_reference" or (name not in _KIND_OF and "role" in item):
         return item
-    source = item.get("source")
-    if name == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return {"type": "text", "text": source.get("data")}
     if name in _KIND_OF:
         return {**item, "type": _KIND_OF[name]}
     parts = item["content"] if isinstance(item.get("content"), list) else ()
@@ -63,7 +60,7 @@ class TextPart(Checked):
 
 
 class InputAudio(Checked):
-    data: bytes  # of a file, in base64
+    data: Base64Bytes  # of a file
     format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
 
 
@@ -130,15 +127,24 @@ class Turn:
         return self.reasoning or lines(*(part.thought for part in self.content if isinstance(part, Other))) or None
 
 
-ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+_ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
 class Function(Checked, extra="allow"):
-    """The chat template is given all fields, these first."""
+    """The chat template is given these fields and the client's other ones."""
 
-    name: ToolName
+    type: Literal["function", "custom"] | None = "function"  # "custom" in Anthropic's words
+    name: _ToolName
     description: Any = None
-    parameters: Json | None = None
+    parameters: Json | None = Field(None, validation_alias=AliasChoices("parameters", "input_schema"))
+
+
+class Namespace(Checked, extra="allow"):
+    """Functions of one origin, as Codex groups them. A model reads both names, with a dot between them."""
+
+    type: Literal["namespace"]
+    name: _ToolName
+    tools: "Tools"
 
 
 class OtherTool(Checked, extra="allow"):
@@ -147,14 +153,27 @@ class OtherTool(Checked, extra="allow"):
     type: str = Field(max_length=64)
 
 
-def by_kind(*known: str) -> Discriminator:
-    """A tool of another kind than these is `another`; one without a kind is read as the first."""
+def _kind_of(tool: Any) -> str:
+    given = tool if isinstance(tool, dict) else getattr(tool, "__dict__", {})
+    kind, has_schema = given.get("type"), bool(given.keys() & {"parameters", "input_schema"})
+    if not isinstance(kind, str) or kind == "function" or (kind == "custom" and has_schema):
+        return "a function"
+    return "a namespace" if kind == "namespace" else "another"
 
-    def tag(tool: Any) -> str:
-        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-        return "another" if isinstance(kind, str) and kind not in known else f"a {kind if kind in known else known[0]}"
 
-    return Discriminator(tag)
+def _unnested(tool: Any) -> Any:
+    """A function of chat completions in the shape of the other interfaces."""
+    given = tool.get("function") if isinstance(tool, dict) else None
+    return given if isinstance(given, dict) else tool
+
+
+_Tool = Annotated[
+    Annotated[Function, BeforeValidator(_unnested), Tag("a function")]
+    | Annotated[Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    Discriminator(_kind_of),
+]
+Tools = Annotated[Some[_Tool], Field(max_length=MAX_TOOLS)]
 
 
 class NamedTool(Checked):
@@ -175,12 +194,27 @@ class Calling:
     others: Seq[str] = ()
 
 
-def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:
-    """What a ToolChoice leaves of the functions among `tools`; a named one is called once. Raises Refusal."""
+def calling_of(tools: Seq[Any] | None, choice: Any, parallel: bool | None, fields: set[str] | None = None) -> Calling:
+    """What a ToolChoice leaves of the functions among `tools`, with these `fields`; a named one is called once.
+
+    Raises Refusal.
+    """
+    functions, others = list[Json](), list[str]()
+    for prefix, tool in _with_prefix(tools or ()):
+        if isinstance(tool, Function):
+            shown = tool.model_dump(exclude={"type"}, include=fields, exclude_unset=True)
+            functions.append(shown | {"name": f"{prefix}{tool.name}"})
+        else:
+            others.append(tool.type)
     is_named = isinstance(choice, NamedTool)
     allowed = [each for each in functions if choice != "none" and (not is_named or each["name"] == choice.name)]
     must = is_named or choice == "required"
     if must and not allowed:
         raise Refusal(400, "tool_choice: There is no such function. Other tools are not run here.", param="tool_choice")
-    others = [tool.type for tool in tools if isinstance(tool, OtherTool)]
     return Calling(allowed, must, parallel is not False and not is_named, others)
+
+
+def _with_prefix(tools: Seq[Any]) -> Iterator[tuple[str, Any]]:
+    for tool in tools:
+        inner = tool.tools if isinstance(tool, Namespace) else [tool]
+        yield from ((f"{tool.name}." if isinstance(tool, Namespace) else "", each) for each in inner)

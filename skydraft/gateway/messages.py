@@ -7,26 +7,22 @@ import uuid
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.items import (
     BY_KIND,
     IN_PARTS,
-    MAX_TOOLS,
     CalledTool,
     Checked,
-    Json,
     NamedTool,
     Other,
-    OtherTool,
     Result,
     Some,
     TextPart,
     ToolChoice,
-    ToolName,
+    Tools,
     Turn,
-    by_kind,
     calling_of,
 )
 from skydraft.gateway.refusals import Refusal
@@ -35,10 +31,12 @@ from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_TOLD = {"name", "description", "parameters"}  # of a tool; its other fields are for Anthropic's own server
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
-_BILL = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # Claude Code's first line, which changes with each request
+# Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
+_BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*[^\S\n]*\n*")
 
 _Block = Annotated[TextPart | Other | CalledTool | Result, Field(discriminator="type"), BY_KIND]
 
@@ -46,16 +44,6 @@ _Block = Annotated[TextPart | Other | CalledTool | Result, Field(discriminator="
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[Some[_Block], Field(max_length=256), IN_PARTS]
-
-
-class _Tool(BaseModel):
-    type: Literal["custom"] | None = None
-    name: ToolName
-    description: str | None = None
-    parameters: Json = Field(alias="input_schema")
-
-
-_AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -79,12 +67,11 @@ class MessagesRequest(Body):
     """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
 
     of_others = frozenset(("stop", "max_completion_tokens", "response_format"))
-    kinds = frozenset(("json_schema",))
 
     messages: Some[_Message]
     system: Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256), IN_PARTS] | None = None
     stop: Stops | None = Field(None, alias="stop_sequences")
-    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: _Choice | None = None
     output_config: _Output | None = None
     n: Literal[1] | None = None
@@ -102,12 +89,10 @@ class MessagesRequest(Body):
             is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
-        tools, chosen = self.tools or (), self.tool_choice or _Choice(type="auto")
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools if isinstance(tool, _Tool)]
-        output = self.output_config or _Output()
+        chosen, output = self.tool_choice or _Choice(type="auto"), self.output_config or _Output()
         return Ask(
             self, turns, max_tokens=self.max_new_tokens, schema=output.format.schema_ if output.format else None,
-            calling=calling_of(functions, tools, chosen.meant, not chosen.disable_parallel_tool_use),
+            calling=calling_of(self.tools, chosen.meant, not chosen.disable_parallel_tool_use, _TOLD),
             goes_on=is_begun if self.continue_final_message is None else self.continue_final_message,
         )  # fmt: skip
 

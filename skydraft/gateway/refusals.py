@@ -3,7 +3,6 @@
 import itertools
 import logging
 import time
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import ValidationError
@@ -84,22 +83,17 @@ NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.
 NEUTRAL = ("none", "auto", ["text"], {"type": "text"})  # these ask for nothing, as null, false, 0 and what is empty
 
 
-_SAID = {
-    "missing": "It is missing.", "too_short": "It is empty.", "extra_forbidden": "There is no such field.",
-    "union_tag_not_found": "It has no type.", "union_tag_invalid": "There is no such type here.",
-}  # fmt: skip
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
-def invalid(error: ValidationError, kinds: Collection[str]) -> Refusal:
-    """What is wrong with a body. The location of an error also holds names of alternatives and `kinds`: no fields."""
+def invalid(error: ValidationError) -> Refusal:
+    """What is wrong with a body. The location of an error also holds names of alternatives, which are no fields."""
     # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
     found = error.errors(include_url=False, include_input=False)
     first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return Refusal(400, f"The body is not valid JSON: {first['ctx']['error']}.")
     place = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    fields = [part for part in place[1:] if part not in _ALTERNATIVES and part not in kinds]
+    fields = [part for part in place[1:] if part not in _ALTERNATIVES]
     param = ".".join(part for part, _ in itertools.groupby([*place[:1], *fields])) or None
-    says = _SAID.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-    return Refusal(400, f"{param or 'The body'}: {says}", param=param)
+    return Refusal(400, f"{param or 'The body'}: {first['msg'].removeprefix('Value error, ')}", param=param)

@@ -1,6 +1,5 @@
 """Client requests to GenerateRequests: one for each choice of the answer."""
 
-import base64
 import json
 import random
 import re
@@ -12,7 +11,7 @@ from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decod
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.gateway.items import AudioPart, Other, Turn
+from skydraft.gateway.items import AudioPart, Other
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import Refusal
 from skydraft.gateway.schema import Ask
@@ -113,8 +112,7 @@ def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more
     ours = ask.body.choice
     if "" in ask.prompts and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
-    if ours.continue_ids:
-        raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
+    _begun(ask, edge.vocab)
     plan = names.plan_of(ask.body.model, ours)
     params = _params(ask, defaults, max_new_tokens=ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=ours.think_budget or 0)  # the operator's is for chats
@@ -131,8 +129,9 @@ def _begun(ask: Ask, vocab: Vocab) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(ask.body.choice.continue_ids or ()), "skydraft.continue_ids"
     check_ids(token_ids, vocab, param)
-    if token_ids and (ask.calling.functions or ask.goes_on):
-        raise Refusal(400, f"{param}: It does not apply with tools or continue_final_message.", param=param)
+    if token_ids and (ask.calling.functions or ask.goes_on or ask.prompts):
+        message = f"{param}: It does not apply to completions, nor with tools or continue_final_message."
+        raise Refusal(400, message, param=param)
     return token_ids
 
 
@@ -166,19 +165,20 @@ def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
 
 
 def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
-    """What a model cannot take is refused in the user's last turn, and words before."""
+    """What a model cannot take is refused in the user's last turn, and elsewhere words stand for it."""
     messages: list[Message] = []
-    left_s, last, param = _MAX_SPEECH_S, _last_turn(ask.turns), ask.body.prompt_field
+    left_s, param = _MAX_SPEECH_S, ask.body.prompt_field
+    last = max((number for number, turn in enumerate(ask.turns) if turn.role == "user"), default=None)
     for number, turn in enumerate(ask.turns):
         texts, recordings = list[str](), list[Audio]()
         for part in turn.content:
             if isinstance(part, AudioPart) and edge.takes_audio and turn.role == "user":
-                recordings.append(_audio(part, param))
+                recordings.append(audio_from_bytes(part.input_audio.data))
                 left_s -= recordings[-1].duration_s
                 if left_s < 0:
                     message = f"All recordings together last more than {_MAX_SPEECH_S:g} s."
                     raise Refusal(400, message, param=param)
-            elif isinstance(part, AudioPart | Other) and number in last:
+            elif isinstance(part, AudioPart | Other) and number == last:
                 takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
                 message = f"{param}: The model {edge.name} takes {takes} pictures or files."
                 raise Refusal(400, message, param=param)
@@ -198,21 +198,6 @@ def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
     if system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", system))
     return messages
-
-
-def _last_turn(turns: Seq[Turn]) -> range:
-    """The places of the user's last turns, with system messages beside them."""
-    end = max((number + 1 for number, turn in enumerate(turns) if turn.role == "user"), default=0)
-    others = (number + 1 for number in range(end) if turns[number].role not in ("user", "system"))
-    return range(max(others, default=0), end)
-
-
-def _audio(part: AudioPart, param: str) -> Audio:
-    try:
-        data = base64.b64decode(part.input_audio.data, validate=True)
-    except ValueError as error:
-        raise Refusal(400, "The recording is not valid base64.", param=param) from error
-    return audio_from_bytes(data)
 
 
 def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, Any], int, bool]:

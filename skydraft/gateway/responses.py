@@ -6,36 +6,29 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field
 
-from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall, token_logprobs
+from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.items import (
     AS_ROLE,
     BY_KIND,
-    MAX_TOOLS,
     CalledTool,
-    Checked,
     Content,
-    Function,
-    Json,
+    Namespace,
     Other,
-    OtherTool,
     Result,
     Some,
     TextPart,
     ToolChoice,
-    ToolName,
+    Tools,
     Turn,
-    by_kind,
     calling_of,
-    flat,
 )
 from skydraft.gateway.refusals import SPENT, TOO_LONG, Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.gateway.schema import Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_LOGPROBS = "message.output_text.logprobs"
 _COPIED = {"model", "instructions", "max_new_tokens", "temperature", "top_p", "tools", "tool_choice",
            "parallel_tool_calls", "metadata"}  # fmt: skip
 
@@ -52,82 +45,36 @@ _ONE_MESSAGE = BeforeValidator(
 _Item = Annotated[_Message | CalledTool | Result | Other, Field(discriminator="type"), BY_KIND]
 
 
-class _Function(Function):
-    type: Literal["function"]
-
-
-class _Namespace(Checked, extra="allow"):
-    type: Literal["namespace"]
-    name: ToolName
-    tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
-
-
-_AnyTool = Annotated[
-    Annotated[_Function, BeforeValidator(flat), Tag("a function")]
-    | Annotated[_Namespace, Tag("a namespace")]
-    | Annotated[OtherTool, Tag("another")],
-    by_kind("function", "namespace"),
-]
-
-
 class _TextOptions(BaseModel):
     format: ResponseFormat | None = None
 
 
 class ResponsesRequest(Body):
     of_others = frozenset(("max_tokens", "max_completion_tokens", "response_format", "prompt"))
-    kinds = frozenset(("function", "json_schema"))
     prompt_field: ClassVar[str] = "input"
 
     input: Annotated[Some[_Item], _ONE_MESSAGE]
     instructions: str | None = None
     max_new_tokens: MaxTokens = Field(None, alias="max_output_tokens")
-    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
-    include: Annotated[Some[str], Field(max_length=32)] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
     n: Literal[1] | None = None
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
-        functions = list[Json]()
-        for name, (_, tool) in self.functions().items():
-            if len(name) > 128:  # with that of its namespace
-                raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
-            functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
-        scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        others = (tool for _, tool in self._tools())
         return Ask(
             self, self._turns(), max_tokens=self.max_new_tokens, goes_on=bool(self.continue_final_message),
-            num_best=(self.top_logprobs or 0) if scored else None,
-            calling=calling_of(functions, others, self.tool_choice, self.parallel_tool_calls),
+            calling=calling_of(self.tools, self.tool_choice, self.parallel_tool_calls),
             schema=self.text.format.schema_ if self.text and self.text.format else None,
         )  # fmt: skip
-
-    def _tools(self) -> Iterator[tuple[str | None, Any]]:
-        """Each tool, with its namespace."""
-        for tool in self.tools or ():
-            if isinstance(tool, _Namespace):
-                yield from ((tool.name, each) for each in tool.tools)
-            else:
-                yield None, tool
-
-    def functions(self) -> dict[str, tuple[str | None, _Function]]:
-        """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, _Function]] = {}
-        for namespace, tool in self._tools():
-            if isinstance(tool, _Function):
-                known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
-        return known
 
     def _turns(self) -> list[Turn]:
         """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
         turns = [Turn("system", [TextPart(text=self.instructions)])] if self.instructions else []
         thoughts: list[Other] = []
-        known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
         for item in self.input:
             if isinstance(item, Other):
                 thoughts.append(item)
@@ -139,7 +86,7 @@ class ResponsesRequest(Body):
             else:
                 if not turns or turns[-1].role != "assistant":
                     turns.append(Turn("assistant"))
-                name = known_as.get((item.namespace, item.name), item.name)
+                name = f"{item.namespace}.{item.name}" if item.namespace else item.name
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
                 turns[-1].content.extend(thoughts)
                 thoughts = []
@@ -149,23 +96,16 @@ class ResponsesRequest(Body):
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
     tells_length_in_stream = True  # Codex makes room for itself only then
-    scores_thoughts = False
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._functions = self._body.functions()
+        self._namespaces = {tool.name for tool in self._body.tools or () if isinstance(tool, Namespace)}
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
         self._numbers = count()
 
     def first(self) -> Iterator[dict[str, Any]]:
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
-
-    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        if self._ask.num_best is not None:
-            self._scored += token_logprobs(self._vocab, run.scores)
-        return super()._write(index, run)
 
     def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
         is_text = kind == "text"
@@ -177,19 +117,16 @@ class ResponsesAnswer(ItemsAnswer):
             yield from self._open(item | more | {"content": []})
             self._items[-1]["content"] = [part]
             yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
-        part, scored = self._items[-1]["content"][0], {}
-        part["text"] += text
-        if is_text:
-            scored, self._scored = {"logprobs": self._scored}, []
-            part["logprobs"] = part["logprobs"] + scored["logprobs"]
+        self._items[-1]["content"][0]["text"] += text
+        scored: Any = {"logprobs": []} if is_text else {}
         yield self._event(f"{name}.delta", **self._place, content_index=0, delta=text, **scored)
 
     def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.name:
-            namespace, tool = self._functions[call.name]
-            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
-            item = {"type": "function_call", "status": "in_progress", "name": tool.name, "arguments": ""}
-            yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
+            namespace, _, name = call.name.rpartition(".")
+            named = {"namespace": namespace, "name": name} if namespace in self._namespaces else {"name": call.name}
+            item = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "type": "function_call", "arguments": ""}
+            yield from self._open(item | named | {"status": "in_progress"})
         self._items[-1]["arguments"] = call.arguments
         self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
         yield self._event("function_call_arguments.delta", **self._place, delta=piece.text)

@@ -3,8 +3,6 @@
 Known fields are checked, and unknown ones passed over (an error under `skydraft`).
 """
 
-import codecs
-import json
 import re
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
@@ -27,8 +25,6 @@ _MAX_CALLS = 256  # of a turn
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
-_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
-_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
 
 Stop = Annotated[str, Field(max_length=256)]
 Stops = Annotated[Some[Stop], Field(max_length=16)]
@@ -49,10 +45,6 @@ def at_most(num_items: int) -> BeforeValidator:
         return {} if value is None else value
 
     return BeforeValidator(check)
-
-
-class StreamOptions(Checked):
-    include_usage: bool | None = None
 
 
 class _Format(Checked, extra="allow"):  # a response repeats all of it
@@ -112,12 +104,11 @@ class Body(Checked, extra="allow"):
     `NOT_SERVED` and `of_others`, which are refused."""
 
     of_others: ClassVar[frozenset[str]] = frozenset()  # fields that other interfaces have, under another name here
-    kinds: ClassVar[frozenset[str]] = frozenset()  # of what is in a place of the body, which are no fields of it
     prompt_field: ClassVar[str] = "messages"
 
     model: str = Field(max_length=256)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[Json, at_most(64)] = Field({})
     max_new_tokens: MaxTokens = Field(None, alias="max_tokens")
     min_new_tokens: int | None = Field(None, ge=0, le=2**31 - 1, alias="min_tokens")
     temperature: float | None = Field(None, ge=0, le=2)
@@ -146,6 +137,8 @@ class Body(Checked, extra="allow"):
             if extra[name] and extra[name] not in NEUTRAL:
                 why = NOT_SERVED.get(name, "This interface has another field for it.")
                 raise Refusal(400, f"{name}: {why}", param=name)
+        if "local_only" in str(extra):  # passed over, the text would be sent
+            raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
         extra.clear()  # a body can hold much that is not read
 
     def decoding(self) -> Json:
@@ -191,12 +184,12 @@ class Ask:
     prediction: str | None = None
 
     def __post_init__(self) -> None:
-        num, field = len(self.turns or self.prompts), self.body.prompt_field
-        if not 0 < num <= MAX_TURNS:
-            says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
-            raise Refusal(400, f"{field}: {says}", param=field)
-        if any(len(turn.tool_calls) > _MAX_CALLS for turn in self.turns):
-            raise Refusal(400, f"{field}: A turn has more than {_MAX_CALLS} calls.", param=field)
+        field, most_calls = self.body.prompt_field, max((len(turn.tool_calls) for turn in self.turns), default=0)
+        if not (self.turns or self.prompts):
+            raise Refusal(400, f"{field}: It is empty.", param=field)
+        if len(self.turns) > MAX_TURNS or most_calls > _MAX_CALLS:
+            says = f"{field}: At most {MAX_TURNS} turns, with {_MAX_CALLS} calls each, are read."
+            raise Refusal(400, says, param=field)
 
     @property
     def recordings(self) -> list[AudioPart]:
@@ -214,25 +207,20 @@ class Ask:
 
 
 def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
-    """Parse and check a body, and say what it asks for. Raises Refusal, also for a misplaced `local_only`: it would be
-    passed over, and the text sent.
+    """Parse and check a body, and say what it asks for. Raises Refusal.
 
     The interpreter is held meanwhile, so all that costs time is bounded. Bytes that may be recordings are counted again
     once it is known which are.
     """
-    if data.startswith(codecs.BOM_UTF8):  # `removeprefix` would copy each body
-        data = data[len(codecs.BOM_UTF8) :]
     _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
     try:
         body = kind.model_validate_json(data)
     except ValidationError as error:
-        raise invalid(error, kind.kinds) from None
+        raise invalid(error) from None
     ask = body.to_ask()
-    _check_text(len(data) - sum(len(each.input_audio.data) for each in ask.recordings))
-    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
-        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+    _check_text(len(data) - sum(4 * (len(each.input_audio.data) // 3) for each in ask.recordings))
     return ask
 
 
@@ -246,12 +234,3 @@ def _check_text(num_bytes: int) -> None:
     if num_bytes > _MAX_TEXT:
         message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
         raise Refusal(400, message, code=TOO_LONG)
-
-
-def _asks(part: Any) -> bool:
-    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
-    if isinstance(part, list):
-        return any(map(_asks, part))
-    if not isinstance(part, dict):
-        return False
-    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)

@@ -1,22 +1,102 @@
-"""Requests that nobody wrote by hand: the gateway answers all of them, stays quick and small, and logs no traceback."""
+"""Requests that nobody wrote by hand do no harm; and what clients say is characters to the models, never a mark."""
 
 import http.client
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from . import test_literal as conversations
+import pytest
+from hypothesis import given
+
+import skydraft
+
+from ..reading_marks import engine_with, num_special, texts
+from ..stock.fakes import Fake, fake
+from ..toys import law
 from .apart import TOYS, Apart, apart
 from .interfaces import plain
+from .running import Running, over
 from .test_fields import FOLLOWED, FOLLOWED_IN
+
+TEMPLATE = (Path(__file__).parents[1] / "prompts" / "templates" / "qwen2.5.jinja").read_text("utf-8")
+Served = tuple[Fake, Running]
+
+
+@pytest.fixture(scope="module", params=["vllm", "llama-server", "sglang"])
+def served_by(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A gateway over each kind of server that is sent token ids."""
+    draft, target = engine_with(TEMPLATE), engine_with(TEMPLATE)
+    with fake(request.param, target) as far, over(skydraft.connect(far.url, require=True), draft) as running:
+        yield far, running
+
+
+def chat(text: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
+    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}
+    talk = [
+        {"role": "system", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]},
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": text}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"messages": talk, "tools": [tool]}
+
+
+def results_alone(text: str) -> dict[str, Any]:
+    return {"messages": chat(text)["messages"][:4]}
+
+
+def responses(text: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
+    tool = {"type": "function", "name": "f", "description": text, "parameters": parameters}
+    talk = [
+        {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps({text: text})},
+        {"type": "function_call_output", "call_id": "1", "output": text},
+        {"role": "assistant", "content": [{"type": "output_text", "text": text}]}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"instructions": text, "input": talk, "tools": [tool]}
+
+
+def messages(text: str) -> dict[str, Any]:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": text}]}
+    tool = {"name": "f", "description": text, "input_schema": {"type": "object", "properties": {text: {}}}}
+    talk = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {text: text}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": text}]},
+    ]
+    return {"max_tokens": 2, "system": [{"type": "text", "text": text}], "messages": talk, "tools": [tool]}
+
+
+TALKS = {"chat/completions": chat, "responses": responses, "messages": messages}
+PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
+
+
+@pytest.mark.parametrize(("path", "body_of"), PATHS)
+@given(text=texts)
+@law(5)
+def test_a_server_of_ids_gets_no_mark(served_by: Served, path: str, body_of: Callable[[str], Any], text: str) -> None:
+    far, served = served_by
+    more = {"model": "skydraft-cloud", "max_output_tokens" if path == "responses" else "max_tokens": 1}
+    read = []
+    for given_text in (text, "x"):
+        num_asked = len(far.model.asked)
+        answer = served.post(path, **body_of(given_text) | more)
+        assert answer.status_code == 200, answer.text
+        prompts = [prompt for asked in far.model.asked[num_asked:] for prompt in asked.prompts]
+        read.append(set(map(num_special, prompts)) - {0})  # what a server is measured with has none
+    assert read[0] == read[1] and len(read[0]) == 1
+
 
 LATE_S, MUCH_MIB = 2.0, 250.0
 EXPECTED = {200, 400, 404, 413}
-PATHS = (*FOLLOWED_IN, "responses/input_tokens")
+FUZZED = (*FOLLOWED_IN, "responses/input_tokens")
 MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality", "answers"))]
 OURS: dict[str, list[Any]] = {
     "gate": ["entropy:1", "always"], "mode": ["edge", "cloud", "quality"], "k": [3],
@@ -40,7 +120,7 @@ class Fuzzer:
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
         choose = self._random
         while True:
-            path = choose.choice(PATHS)
+            path = choose.choice(FUZZED)
             body = self._sound(path)
             for _ in range(choose.choice([0, 1, 1, 1, 2, 5])):
                 body = self._changed(body)
@@ -50,7 +130,7 @@ class Fuzzer:
     def _sound(self, path: str) -> dict[str, Any]:
         choose = self._random
         name, text = path.removesuffix("/input_tokens"), choose.choice(TEXTS[:6])
-        talk = conversations.TALKS.get(name)
+        talk = TALKS.get(name)
         fields = {key: value for key, value in (FOLLOWED | FOLLOWED_IN[name]).items() if choose.random() < 0.1}
         ours = choose.sample(list(OURS), choose.choice([0, 1, 3]))
         fields |= {"skydraft": {key: choose.choice(OURS[key]) for key in ours}}
