@@ -248,9 +248,6 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return joined
 
 
-_LEAST = -9999.0  # JSON has no infinity
-
-
 def _token_text(data: bytes) -> str:
     """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
     with suppress(UnicodeDecodeError):
@@ -300,7 +297,7 @@ def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
 
 
 def _number(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, _LEAST)
+    return None if logprob is None else max(logprob, -9999.0)  # JSON has no infinity
 
 
 def named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:

@@ -39,9 +39,7 @@ class _Message(BaseModel):
     content: Content
 
 
-_ONE_MESSAGE = BeforeValidator(
-    lambda given: [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-)
+_ONE_MESSAGE = BeforeValidator(lambda said: [{"role": "user", "content": said}] if isinstance(said, str) else said)
 _Item = Annotated[_Message | CalledTool | Result | Other, Field(discriminator="type"), BY_KIND]
 
 

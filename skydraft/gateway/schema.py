@@ -54,9 +54,9 @@ class _Format(Checked, extra="allow"):  # a response repeats all of it
     @property
     def schema_(self) -> Json | None:
         """It is followed with `strict` or without; None for a text."""
-        any_object: Json = {"type": "object"}
-        given = any_object if self.given is None else self.given
-        return None if self.type == "text" else given
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.given is None else self.given
 
 
 ResponseFormat = Annotated[_Format, BeforeValidator(flat)]
