@@ -247,6 +247,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [{"role": "bot", "content": "a"}]}, "messages.0.role", "user"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 257}]}, "messages", "256"),
     ("responses", {"input": [{"type": "function_call", "name": "f"}] * 257}, "input", "256"),
+    ("messages", {"messages": ASKED * 4097}, "messages", "4096 turns"),
     ("completions", {"prompt": [5, 99999], "echo": True}, "prompt", "487"),
     ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
     ("completions", {"prompt": "语" * 30_000}, "", "context"),

@@ -1,27 +1,36 @@
-"""Clients that send dear bodies, connect without a question or would have all places: no other client waits."""
+"""Clients that hang up, send dear bodies, connect without a question or would have all places: no other one waits."""
 
 import asyncio
+import json
+import logging
 import resource
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx2 as httpx
 import pytest
 
+import skydraft
 from skydraft import DecodingParams, api, make_plan
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import TargetChanged
+from skydraft.edge.session import OwnText
+from skydraft.errors import RateLimited, SessionNotFound, TargetChanged
+from skydraft.gateway import app
 from skydraft.gateway.desk import Desk, Ended
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
 
-from ..gateway.running import Running, gateway, toy_pair
-from ..serving import PATIENCE_S, waiting
+from ..serving import PATIENCE_S, Process, ran_s, waiting
 from .apart import TOYS, Apart, apart
+from .running import Running, client, gateway, over, toy_pair
 
 MIB = 1 << 20
 MOST = 32 * MIB - 1000
@@ -181,3 +190,103 @@ def test_servers_that_differ_are_an_error_and_no_failure(monkeypatch: pytest.Mon
         reply = httpx.get(f"{running.v1}/models")
         assert reply.status_code == 503 and "another model" in reply.json()["error"]["message"]
         assert httpx.get(f"{running.url}/health").status_code == running.chat().status_code == 200
+
+
+FREE_S = 1.5  # half a second is meant, on a machine that is busy
+STOPPED_S = 4.0  # two are meant
+
+
+def long_chat(mode: str, **more: Any) -> bytes:
+    asked = {"model": f"skydraft-{mode}", "messages": [{"role": "user", "content": "语速"}], "max_tokens": 4000}
+    return json.dumps(asked | {"skydraft": {"min_new_tokens": 3900}} | more).encode()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    running = Process()
+    yield running
+    running.stop()
+
+
+LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
+STATES: dict[str, tuple[str, Exception | None, bool, bool]] = {
+    # mode, what each verification raises, whether the server is stopped, whether the cloud is required
+    "running": ("lossless", None, False, False),
+    "rate limit": ("lossless", LIMITED, False, False),
+    "opened again and again": ("cloud", LOST, False, False),
+    "stopped before the first word": ("cloud", None, True, False),
+    "stopped before the calibration": ("auto", None, True, True),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_who_hangs_up_leaves_the_place_at_once(server: Process, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    mode, error, stops, requires = STATES[state]
+    if error is not None:
+        monkeypatch.setattr(OwnText, "verify", AsyncMock(side_effect=error))
+    with over(skydraft.connect(server.address, require=requires), max_running=1) as running:
+        if stops:
+            server.signal(signal.SIGSTOP)
+        try:
+            desk = running.gateway.desk
+            clients = [client(running.port, long_chat(mode)) for _ in range(2)]
+            running.wait_until(lambda: desk.num_running == 1 and desk.num_waiting == 1)
+            time.sleep(0.3)
+            began = ran_s()
+            for each in clients:
+                each.close()
+            running.wait_until_idle()
+            assert ran_s() - began < FREE_S
+        finally:
+            server.signal(signal.SIGCONT)
+
+
+def beginning(port: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port))
+    made.sendall(b"POST /v1/chat")
+    return made
+
+
+CLIENTS: dict[str, Callable[[int], socket.socket]] = {
+    "idle": lambda port: socket.create_connection(("127.0.0.1", port)),
+    "beginning": beginning,
+    "withholding": lambda port: client(port, b"{", length=1000),
+    "reading": lambda port: client(port, long_chat("lossless", stream=True)),
+    "waiting": lambda port: client(port, long_chat("lossless")),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_it_stops_whatever_its_clients_do(name: str) -> None:
+    running = Apart(*TOYS)
+    connected = [CLIENTS[name](running.port) for _ in range(8)]
+    time.sleep(0.3)
+    status, took_s = running.stop()
+    for each in connected:
+        with each, suppress(ConnectionResetError):
+            got = b"".join(iter(partial(each.recv, 65536), b""))
+            assert name not in ("reading", "waiting") or b"The gateway is shutting down." in got
+    assert status == 0 and took_s < STOPPED_S and "Traceback" not in running.printed, running.printed
+
+
+def test_it_stops_while_a_body_is_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def read(*_: object) -> None:
+        begun.set()
+        end.wait(20)
+
+    monkeypatch.setattr(app, "read_ask", read)
+    with gateway() as running, caplog.at_level(logging.ERROR):
+        clients = [client(running.port, b" " * 100_000) for _ in range(2)]
+        assert begun.wait(10)
+        began = ran_s()
+        running.server.should_exit = True
+        for each in clients:
+            each.settimeout(STOPPED_S)
+            with each, suppress(ConnectionResetError):
+                while each.recv(1000):
+                    pass
+        assert ran_s() - began < STOPPED_S
+        end.set()
+    assert "Traceback" not in caplog.text
