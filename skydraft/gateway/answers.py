@@ -98,7 +98,6 @@ class Answer(ABC):
     ending = b""
     reads: ClassVar[type[Body]]
     tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
-    scores_thoughts: ClassVar[bool] = True  # log-probabilities of what is thought, too
 
     def __init__(self, order: Order, vocab: Vocab) -> None:
         self._ask, self._vocab = order.ask, vocab
@@ -143,8 +142,6 @@ class Answer(ABC):
         for _, run in itertools.groupby(both, key=lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
             scored = self._wanted(itertools.islice(scores, len(tokens)))
-            if not self.scores_thoughts:
-                scored = scored[max(event.done.record.num_reasoning - first, 0) :]
             begins = {"begins": choice.began.begins} if choice.began.begins and not choice.tokens else {}
             choice.scores += scored
             choice.tokens += tokens
@@ -235,9 +232,8 @@ def _echoed(request: GenerateRequest, vocab: Vocab) -> str:
 
 
 def _shown(record: StepRecord) -> dict[str, Any]:
-    link = record.link
-    spent = {"bytes_up": link.bytes_up, "bytes_down": link.bytes_down} if link.bytes_up or link.bytes_down else {}
-    return {name: getattr(record, name) for name in _RECORD} | {"rtt_ms": link.rtt_ms} | spent
+    link = {name: getattr(record.link, name) for name in ("rtt_ms", "bytes_up", "bytes_down")}
+    return {name: getattr(record, name) for name in _RECORD} | link
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
@@ -252,9 +248,6 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return joined
 
 
-_LEAST = -9999.0  # JSON has no infinity
-
-
 def _token_text(data: bytes) -> str:
     """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
     with suppress(UnicodeDecodeError):
@@ -262,14 +255,13 @@ def _token_text(data: bytes) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def token_logprobs(vocab: Vocab, scores: Seq[Score], *, has_ids: bool = False) -> list[dict[str, Any]]:
-    """With `has_ids` also what OpenAI's shape lacks: the id of each token, and whether it ends a text."""
+def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
+    """In OpenAI's shape, with what it lacks: the id of each token, and whether it ends a text."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = vocab.name_bytes(token_id)
-        told = {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data)}
-        more = {"id": token_id} | ({"ends": True} if token_id in vocab.end_ids else {})
-        return told | (more if has_ids else {})
+        told = {"token": _token_text(data), "logprob": _number(logprob), "bytes": list(data), "id": token_id}
+        return told | ({"ends": True} if token_id in vocab.end_ids else {})
 
     return [
         entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*best) for best in each.best]} for each in scores
@@ -282,7 +274,7 @@ def both_logprobs(
     """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
 
     cut = [[each and replace(each, best=each.best[:num_best]) for each in side[:num_tokens]] for side in scores]
-    told = [[token_logprobs(vocab, [each], has_ids=True)[0] if each else None for each in side] for side in cut]
+    told = [[token_logprobs(vocab, [each])[0] if each else None for each in side] for side in cut]
     return dict(zip(("draft", "target"), told, strict=True))
 
 
@@ -305,7 +297,7 @@ def _best(vocab: Vocab, score: Score) -> dict[str, float | None]:
 
 
 def _number(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, _LEAST)
+    return None if logprob is None else max(logprob, -9999.0)  # JSON has no infinity
 
 
 def named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:

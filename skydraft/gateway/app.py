@@ -22,11 +22,11 @@ from starlette.staticfiles import StaticFiles
 
 from skydraft.decoding.builder import prompted
 from skydraft.decoding.request import GenerateRequest
-from skydraft.errors import ContextExceeded, GrammarRefused
+from skydraft.errors import ContextExceeded
 from skydraft.gateway.answers import Answer
 from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.completions import TextAnswer
-from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics, Ticket
+from skydraft.gateway.desk import Desk, Event, Events, GatewayMetrics
 from skydraft.gateway.doorkeeper import Authorize, Doorkeeper, Visit
 from skydraft.gateway.messages import MessagesAnswer
 from skydraft.gateway.pair import CloudHealth, ModelNames, Pair, model_card
@@ -132,7 +132,7 @@ class Gateway:
             try:
                 return await answer(request)
             except Exception as error:
-                refusal = self.refuse(error, kind.reads.prompt_field)
+                refusal = self.refuse(error)
                 return JSONResponse(kind.refused(refusal), refusal.status, refusal.headers)
 
         return endpoint
@@ -158,18 +158,14 @@ class Gateway:
     async def _answer(self, request: Request, kind: type[Answer]) -> Response:
         order, visit = await self._order(request, kind), request.state.visit
         body, streams = order.ask.body, bool(order.ask.body.stream)
-        tickets, events = self.desk.submit(order.requests, visit.label, order.ask.reader, streams=streams)
+        tickets, events = self.desk.submit(order.requests, visit.label, order.ask.reader)
         for ticket in tickets:
             visit.at_end.callback(self.desk.cancel, ticket)
         extra: dict[str, Any] = {"model": body.model, "label": visit.label, "choices": len(tickets)}
         if self._options.logs_prompts:
             extra["prompt"] = [message.content for message in order.requests[0].messages]
         log.info("asked", extra=extra)
-        try:
-            answer = kind(order, self.pair.edge.vocab)
-            return await _Writing(self, answer, tickets, events).reply(request, streams=streams)
-        except GrammarRefused as error:
-            raise Refusal(400, error.message, param=order.ask.grammar_field) from error
+        return await _Writing(self, kind(order, self.pair.edge.vocab), events).reply(request, streams=streams)
 
     async def _reading(self, visit: Visit, read: Callable[..., T], *given: Any, takes_long: bool = False) -> T:
         """Call `read`, in a thread where it `takes_long` or the body is: then keys take turns."""
@@ -178,8 +174,8 @@ class Gateway:
         async with self._reads[visit.label]:
             return await asyncio.get_running_loop().run_in_executor(self._reader, read, *given)
 
-    def refuse(self, error: Exception, prompt_field: str = "messages") -> Refusal:
-        refusal = refusal_of(error, prompt_field)
+    def refuse(self, error: Exception) -> Refusal:
+        refusal = refusal_of(error)
         self.metrics.refused(refusal.status)
         return refusal
 
@@ -221,8 +217,8 @@ class Gateway:
 
 
 class _Writing:
-    def __init__(self, gateway: Gateway, answer: Answer, tickets: list[Ticket], events: Events) -> None:
-        self._gateway, self._answer, self._tickets, self._events = gateway, answer, tickets, events
+    def __init__(self, gateway: Gateway, answer: Answer, events: Events) -> None:
+        self._gateway, self._answer, self._events = gateway, answer, events
 
     def _take(self, index: int, event: Event) -> list[dict[str, Any]]:
         self._gateway.metrics.happened(event)
@@ -262,8 +258,6 @@ class _Writing:
     async def _chunks(self, begun: list[dict[str, Any]]) -> AsyncIterator[bytes]:
         try:
             yield b"".join(map(self._answer.as_event, (*self._answer.first(), *begun)))
-            for ticket in self._tickets:
-                ticket.has_begun.set()
             while not self._answer.is_complete:
                 try:
                     taken = await asyncio.wait_for(self._events.get(), self._gateway._options.ping_s)

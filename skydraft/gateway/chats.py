@@ -6,29 +6,26 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from skydraft.gateway.answers import Answer, Choice, Run, WrittenCall, token_logprobs
 from skydraft.gateway.desk import Ended, Event
 from skydraft.gateway.items import (
     AS_ROLE,
     IN_PARTS,
-    MAX_TOOLS,
     CalledTool,
     Checked,
     Content,
-    Function,
-    OtherTool,
     Some,
     TextPart,
     ToolChoice,
+    Tools,
     Turn,
-    by_kind,
     calling_of,
     flat,
+    lines,
 )
-from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.gateway.schema import MAX_LOGPROBS, Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.messages import Role
 from skydraft.types import Score
 
@@ -42,36 +39,24 @@ class _Prediction(Checked):
     content: Annotated[Some[TextPart], Field(max_length=4096), IN_PARTS]
 
 
-# What clients send back as they got it, in whatever form others write it.
-_Thought = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
-
-
 class _Message(Checked):
     role: Annotated[Role, AS_ROLE]
     content: Content | None = None
     name: str | None = None
     tool_calls: Some[Annotated[CalledTool, _AS_CALL]] | None = None
     tool_call_id: str | None = None
-    reasoning_content: _Thought = None
-    reasoning: _Thought = None  # the same, as others call it
+    reasoning_content: Any = None  # what clients send back as they got it, in whatever form others write it
+    reasoning: Any = None  # the same, as others call it
 
     def turn(self) -> Turn:
-        thought = self.reasoning_content or self.reasoning
+        thought = lines(self.reasoning_content or self.reasoning)
         return Turn(self.role, self.content or [], self.tool_calls or [], self.tool_call_id, self.name, thought)
 
 
-class _Tool(Checked):
-    type: Literal["function"]
-    function: Function
-
-
-_AnyTool = Annotated[Annotated[_Tool, Tag("a function")] | Annotated[OtherTool, Tag("another")], by_kind("function")]
-
-
 class ChatRequest(Body):
-    messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Some[_Message]
     max_completion_tokens: MaxTokens = None
-    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -81,22 +66,15 @@ class ChatRequest(Body):
     prediction: _Prediction | None = None
 
     def to_ask(self) -> Ask:
-        if self.top_logprobs and not self.logprobs:
-            raise Refusal(400, "top_logprobs: it needs logprobs: true", param="top_logprobs")
-        tools, predicted = self.tools or (), self.prediction
-        functions = [tool.function.model_dump(exclude_unset=True) for tool in tools if isinstance(tool, _Tool)]
+        predicted = self.prediction
         return Ask(
             self, [message.turn() for message in self.messages], goes_on=bool(self.continue_final_message),
-            max_tokens=self.max_completion_tokens or self.max_new_tokens, effort=self.reasoning_effort,
-            num_best=(self.top_logprobs or 0) if self.logprobs else None,
-            calling=calling_of(functions, tools, self.tool_choice, self.parallel_tool_calls),
+            max_tokens=self.max_completion_tokens or self.max_new_tokens,
+            num_best=(self.top_logprobs or 0) if self.logprobs or self.top_logprobs else None,
+            calling=calling_of(self.tools, self.tool_choice, self.parallel_tool_calls),
             schema=self.response_format.schema_ if self.response_format else None,
             prediction="".join(part.text for part in predicted.content) if predicted else None,
         )  # fmt: skip
-
-    def place(self, number: int, *part: int) -> str:
-        """What the client calls the content of a turn, or a part of it."""
-        return ".".join(map(str, ("messages", number, "content", *part)))
 
 
 class ChatAnswer(Answer):
@@ -109,8 +87,7 @@ class ChatAnswer(Answer):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         kind = {"id": f"{self.kinds[2]}-{uuid.uuid4().hex}", "object": self.kinds[1]}
-        options = self._body.stream_options
-        self._wants_usage = bool(options and options.include_usage)
+        self._wants_usage = bool(self._body.stream_options.get("include_usage"))
         self._head = {**kind, "created": int(time.time()), "model": self._body.model}
 
     def first(self) -> Iterator[dict[str, Any]]:
@@ -155,17 +132,8 @@ class ChatAnswer(Answer):
         return {
             "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning} | self._predicted(),
+            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning},
         }  # fmt: skip
-
-    def _predicted(self) -> dict[str, int]:
-        """How many drafted tokens the prediction and the text before them gave, where a client predicts."""
-        if self._ask.prediction is None:
-            return {}
-        stats = [each.ended.stats for each in self.choices if each.ended]
-        right = sum(each.num_right_copies for each in stats)
-        wrong = sum(each.num_copied_tokens for each in stats) - right
-        return {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
 
     def whole(self) -> dict[str, Any]:
         choices = []

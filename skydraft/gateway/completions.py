@@ -1,6 +1,6 @@
 """OpenAI's `/v1/completions`: its body, and answers whole or as server-sent events."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +10,6 @@ from skydraft.gateway.answers import Choice, text_logprobs
 from skydraft.gateway.chats import ChatAnswer
 from skydraft.gateway.desk import Began, Event
 from skydraft.gateway.items import Some
-from skydraft.gateway.refusals import NOT_SERVED, instead
 from skydraft.gateway.schema import MAX_CHOICES, MAX_LOGPROBS, Ask, Body, MaxTokens, TokenIds
 from skydraft.types import Score
 
@@ -23,26 +22,20 @@ def _listed(prompt: Any) -> Any:
     return [prompt] if is_one else prompt
 
 
-_NO_SCORES = BeforeValidator(lambda value: None if value is False else value)
-
-
 class TextRequest(Body):
-    not_served: ClassVar[Mapping[str, str]] = {
-        **NOT_SERVED, **instead(skydraft__grammar="response_format", logprobs="top_logprobs")
-    }  # fmt: skip
+    of_others = frozenset(("response_format", "top_logprobs"))
     prompt_field: ClassVar[str] = "prompt"
 
     prompt: Annotated[Some[_Prompt], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_listed)]
     max_new_tokens: MaxTokens | Literal[0] = Field(None, alias="max_tokens")
+    best_of: Literal[1] | None = None
     echo: bool | None = None
-    # False asks for none; 0 asks for those of the chosen tokens.
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS), _NO_SCORES] = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)  # 0 asks for those of the chosen tokens
 
     def to_ask(self) -> Ask:
         return Ask(
-            self, prompts=self.prompt, max_tokens=self.max_new_tokens, effort=self.reasoning_effort,
-            num_best=self.logprobs, echoes=bool(self.echo),
-        )  # fmt: skip
+            self, prompts=self.prompt, max_tokens=self.max_new_tokens, num_best=self.logprobs, echoes=bool(self.echo)
+        )
 
 
 class TextAnswer(ChatAnswer):

@@ -5,7 +5,6 @@ its place, its sequence and its seat in the cloud are freed; other clients notic
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +27,6 @@ from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.prompts.tool_calls import Piece, Reader
 from skydraft.types import FinishReason, Round, Score, Token
 
-_FIRST_TOKEN_S = 0.05  # at most, so a slow reader delays no other answer
-# As `skydraft serve` tells it, by vLLM's names.
-_SPECULATION = {"drafts": "Blocks judged", "draft_tokens": "Tokens drafted", "accepted_tokens": "Drafts accepted"}
 _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -75,7 +71,7 @@ Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 class Ticket:
     """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
 
-    `label` names its client. `has_begun` is set once the client has its first token, or if no client streams it.
+    `label` names its client.
     """
 
     request: GenerateRequest
@@ -85,7 +81,6 @@ class Ticket:
     reader: Reader  # only its thread uses it, and changes the next two
     pair: Pair | None = None
     generation: Generation | None = None
-    has_begun: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False  # only `Desk.cancel` changes it
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
@@ -130,14 +125,11 @@ class Desk:
         return Shares(total, apart=self._has_keys, spare=spare, held=(ticket.label for ticket in holders))
 
     def submit(
-        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader, *,
-        streams: bool = False,
-    ) -> tuple[list[Ticket], Events]:  # fmt: skip
-        """Queue all choices or none; returns the queue of their events. Raises Refusal if there is no room,
-        and CloudLost once the gateway stops.
+        self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader
+    ) -> tuple[list[Ticket], Events]:
+        """Queue all choices or none; returns the queue of their events. `reader` makes what finds calls in a choice.
 
-        `reader` makes what finds the calls in one choice. If the client `streams`, its first token is sent before the
-        second round begins.
+        Raises Refusal if there is no room, and CloudLost once the gateway stops.
         """
         if self._is_stopping:
             raise CloudLost("The gateway is shutting down.")
@@ -148,9 +140,6 @@ class Desk:
             raise Refusal(503, "The gateway is busy. Try again later.", code="busy", retry_after_s=RETRY_AFTER_S)
         events: Events = asyncio.Queue()  # bounded by the length of the answers
         tickets = [Ticket(request, label, index, events, reader()) for index, request in enumerate(requests)]
-        if not streams:
-            for ticket in tickets:
-                ticket.has_begun.set()
         self._waiting += tickets
         self._start()
         return tickets, events
@@ -158,7 +147,6 @@ class Desk:
     def cancel(self, ticket: Ticket) -> None:
         """Take a ticket out of the queue, or end its generation after the current round."""
         ticket.is_cancelled = True
-        ticket.has_begun.set()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             return
@@ -208,8 +196,6 @@ class Desk:
             if ticket.reader.is_done:
                 generation.interrupt()
             self._finish(ticket, generation)  # sent before observers run
-            # The next round would slow the event loop down, which must first send the token.
-            ticket.has_begun.wait(_FIRST_TOKEN_S)
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
         finish = generation.finish_reason
@@ -237,8 +223,7 @@ class Desk:
 
 class GatewayMetrics:
     def __init__(self, desk: Desk, pair: Pair) -> None:
-        self._auditor, self._registry, cloud = pair.auditor, CollectorRegistry(), pair.far
-        model = pair.cloud_name or pair.edge.name
+        self._registry, cloud = CollectorRegistry(), pair.far
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
         self._answers = Counter("answers", "Choices that came to their end", **ours)
         self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
@@ -246,12 +231,6 @@ class GatewayMetrics:
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
         self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
-        self._audits = Gauge("audits", "Answers drawn to be audited", ["outcome"], **ours)
-        self._agreement = Gauge("audited_agreement", "Of the newest audited answers", ["adapter", "gate"], **ours)
-        self._speculation = [
-            Counter(f"skydraft_spec_decode_num_{name}", about, ["model"], registry=self._registry).labels(model)
-            for name, about in _SPECULATION.items()
-        ]
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
         if cloud is not None:  # gauges: a server may tell late what it had in its cache
@@ -265,9 +244,6 @@ class GatewayMetrics:
         if isinstance(event, Wrote):
             record = event.done.record
             self._rounds.labels(record.outcome).inc()
-            if record.outcome == "verified":
-                for counter, num in zip(self._speculation, (1, record.num_draft, record.num_accepted), strict=True):
-                    counter.inc(num)
             for token in event.tokens:
                 self._tokens.labels(token.origin).inc()
         elif isinstance(event, Ended):
@@ -281,9 +257,4 @@ class GatewayMetrics:
         self._refusals.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        self._agreement.clear()
-        for each in self._auditor.figures if self._auditor else ():
-            self._agreement.labels(each.adapter or "", each.gate).set(each.agreement)
-        for outcome, num in self._auditor.counts.items() if self._auditor else ():
-            self._audits.labels(outcome).set(num)
         return generate_latest(self._registry)

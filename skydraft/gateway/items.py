@@ -1,13 +1,11 @@
-"""Parts of turns, calls and tools, in requests of all interfaces. One table says what becomes of each kind of part."""
+"""Parts of turns, calls and tools, in requests of all interfaces. One table says which kinds of parts are read."""
 
-import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic import AliasChoices, Base64Bytes, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import Role
@@ -17,53 +15,28 @@ Json: TypeAlias = dict[str, Any]
 MAX_TOOLS = 512  # agents with many servers of tools have more than the 128 that OpenAI takes
 Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
 
-# Types by the kind that they are read as: words, calls and their results. Of those under "thinking" the thoughts are
-# read, and nothing else.
+# The kinds that are read, by all their names. Any other is `Other`.
 _KINDS = {
-    "text": "input_text output_text",
-    "image": "input_image image_url",
-    "document": "file input_file container_upload audio_url video_url input_video",
-    "function_call": "custom_tool_call mcp_call local_shell_call shell_call apply_patch_call tool_use mcp_tool_use",
-    "function_call_output": """custom_tool_call_output local_shell_call_output shell_call_output
-        apply_patch_call_output tool_result mcp_tool_result""",
-    "thinking": "redacted_thinking reasoning server_tool_use program fallback",
-}
-_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *names.split())}
-# Where others have their words: a tool that a search has found; all that is left of earlier turns.
-_SAID_IN = {"tool_reference": "tool_name", "compaction": "content", "refusal": "refusal"}
-_LEFT_OUT = re.compile(r"(.+_)?compaction|.+_(call|output|snapshot|tools|trigger|update|tool_result)|mcp_approval_.+")
+    "message": "message", "text": "text input_text output_text", "input_audio": "input_audio",
+    "function_call": "function_call custom_tool_call tool_use",
+    "function_call_output": "function_call_output custom_tool_call_output tool_result",
+}  # fmt: skip
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
 
 def _by_kind(item: Any) -> Any:
-    """An item with its kind as its type. Words are text, whatever their type; of thoughts only words are left."""
+    """An item with its kind as its type. One that may hold a client's words under another type stays as it is."""
     name = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(name, str) or name == "item_reference" or (name not in _KIND_OF and "role" in item):
         return item
-    kind = _KIND_OF.get(name) or ("thinking" if _LEFT_OUT.fullmatch(name) else name)
-    if (words := _words_in(item, name)) is not None:
-        return {"type": "text", "text": words}
-    if kind == "thinking":
-        parts = item["content"] if isinstance(item.get("content"), list) else ()
-        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text"]
-        return {"type": kind, "thought": _lines(item.get("thinking"), *texts)}
-    # A tool that has no name is called by its type.
-    own = {"name": name.removesuffix("_call")} if item.keys() & {"action", "operation"} else {}
-    return {**own, **item, "type": kind}
+    if name in _KIND_OF:
+        return {**item, "type": _KIND_OF[name]}
+    parts = item["content"] if isinstance(item.get("content"), list) else ()
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "reasoning_text"]
+    return {"type": "other", "thought": lines(item.get("thinking"), *texts)}
 
 
-def _words_in(item: Json, name: str) -> Any:
-    """What an item of this type says, if it is words; else None."""
-    source = item.get("source") if name == "document" else {}
-    source = source if isinstance(source, dict) else {}
-    kind = source.get("type")
-    if kind == "text":
-        return _lines(item.get("title"), item.get("context"), source.get("data"))
-    if kind == "content" or name == "search_result":
-        return json.dumps(item, ensure_ascii=False)
-    return item.get(_SAID_IN[name]) if name in _SAID_IN else None
-
-
-def _lines(*texts: Any) -> str:
+def lines(*texts: Any) -> str:
     return "\n".join(text for text in texts if text and isinstance(text, str))
 
 
@@ -77,7 +50,7 @@ class Checked(BaseModel):
 def flat(item: Any) -> Any:
     """A tool, a call or choice of one, or a format, in the shape of chat completions as in that of responses."""
     kind = item.get("type", "function") if isinstance(item, dict) else ""
-    given = item.get(kind) if kind in ("function", "custom", "json_schema", "allowed_tools") else None
+    given = item.get(kind) if kind in ("function", "custom", "json_schema") else None
     return {**{key: item[key] for key in item if key != kind}, **given} if isinstance(given, dict) else item
 
 
@@ -87,7 +60,7 @@ class TextPart(Checked):
 
 
 class InputAudio(Checked):
-    data: bytes  # of a file, in base64
+    data: Base64Bytes  # of a file
     format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
 
 
@@ -97,26 +70,18 @@ class AudioPart(Checked):
     text: ClassVar[str] = "(a recording, which cannot be heard here)"
 
 
-class Unread(Checked):
-    """Its words stand for it: an agent sends its history again and again."""
+class Other(Checked):
+    """A picture, a file, what a model thought, what another server did for itself. Of the assistant's the thoughts are
+    read; elsewhere words stand for it, as an agent sends its history again and again."""
 
-    type: Literal["image", "document"]
-
-    @property
-    def text(self) -> str:
-        return f"(a {'picture' if self.type == 'image' else self.type}, which cannot be read here)"
-
-
-class Skipped(Checked):
-    """What a model thought, or another server did; of this the model reads the thoughts."""
-
-    type: Literal["thinking"]
+    type: Literal["other"]
     thought: str
+    text: ClassVar[str] = "(an attachment, which cannot be read here)"
 
 
 # The content of a message is a list of parts; a text is one.
 IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
-Part = Annotated[TextPart | AudioPart | Unread | Skipped, Field(discriminator="type"), BY_KIND]
+Part = Annotated[TextPart | AudioPart | Other, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
 
 
@@ -127,29 +92,20 @@ class CalledTool(Checked):
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
     name: str
     namespace: str | None = None
-    arguments: str | Json | None = Field(
-        None, validation_alias=AliasChoices("arguments", "input", "action", "operation")
-    )
-    output: Content | None = None  # of a server's own tool
+    arguments: str | Json | None = Field(None, validation_alias=AliasChoices("arguments", "input"))
 
     def as_chat(self) -> Json:
         """As templates read it."""
         return {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
 
 
-def _as_words(output: Any) -> Any:
-    """What is neither text nor parts of a message, as JSON."""
-    parts = output if isinstance(output, list) and output else [None]
-    is_words = isinstance(output, str) or all(isinstance(part, dict) and "type" in part for part in parts)
-    return output if is_words or output is None else json.dumps(output, ensure_ascii=False)
-
-
 class Result(Checked):
     type: Literal["function_call_output"]
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "tool_use_id", "id"))
-    output: Annotated[Content | None, BeforeValidator(_as_words)] = Field(
-        None, validation_alias=AliasChoices("output", "content")
-    )
+    output: Content | None = Field(None, validation_alias=AliasChoices("output", "content"))
+
+    def turn(self) -> "Turn":
+        return Turn("tool", self.output or [], tool_call_id=self.call_id)
 
 
 AS_ROLE = BeforeValidator(lambda given: "system" if given == "developer" else given)
@@ -168,18 +124,27 @@ class Turn:
 
     @property
     def thought(self) -> str | None:
-        return self.reasoning or _lines(*(part.thought for part in self.content if isinstance(part, Skipped))) or None
+        return self.reasoning or lines(*(part.thought for part in self.content if isinstance(part, Other))) or None
 
 
-ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
+_ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
 class Function(Checked, extra="allow"):
-    """The chat template is given all fields, these first."""
+    """The chat template is given these fields and the client's other ones."""
 
-    name: ToolName
+    type: Literal["function", "custom"] | None = "function"  # "custom" in Anthropic's words
+    name: _ToolName
     description: Any = None
-    parameters: Json | None = None
+    parameters: Json | None = Field(None, validation_alias=AliasChoices("parameters", "input_schema"))
+
+
+class Namespace(Checked, extra="allow"):
+    """Functions of one origin, as Codex groups them. A model reads both names, with a dot between them."""
+
+    type: Literal["namespace"]
+    name: _ToolName
+    tools: "Tools"
 
 
 class OtherTool(Checked, extra="allow"):
@@ -188,14 +153,27 @@ class OtherTool(Checked, extra="allow"):
     type: str = Field(max_length=64)
 
 
-def by_kind(*known: str) -> Discriminator:
-    """A tool of another kind than these is `another`; one without a kind is read as the first."""
+def _kind_of(tool: Any) -> str:
+    given = tool if isinstance(tool, dict) else getattr(tool, "__dict__", {})
+    kind, has_schema = given.get("type"), bool(given.keys() & {"parameters", "input_schema"})
+    if not isinstance(kind, str) or kind == "function" or (kind == "custom" and has_schema):
+        return "a function"
+    return "a namespace" if kind == "namespace" else "another"
 
-    def tag(tool: Any) -> str:
-        kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-        return "another" if isinstance(kind, str) and kind not in known else f"a {kind if kind in known else known[0]}"
 
-    return Discriminator(tag)
+def _unnested(tool: Any) -> Any:
+    """A function of chat completions in the shape of the other interfaces."""
+    given = tool.get("function") if isinstance(tool, dict) else None
+    return given if isinstance(given, dict) else tool
+
+
+_Tool = Annotated[
+    Annotated[Function, BeforeValidator(_unnested), Tag("a function")]
+    | Annotated[Namespace, Tag("a namespace")]
+    | Annotated[OtherTool, Tag("another")],
+    Discriminator(_kind_of),
+]
+Tools = Annotated[Some[_Tool], Field(max_length=MAX_TOOLS)]
 
 
 class NamedTool(Checked):
@@ -203,52 +181,40 @@ class NamedTool(Checked):
     name: str
 
 
-class AllowedTools(Checked):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[Some[Json], Field(max_length=MAX_TOOLS)]  # those that are no functions are passed over
-
-
-def _as_choice(choice: Any) -> Any:
-    """Some clients write a word as the type of an object."""
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in (*_WORDS, "function", "allowed_tools"):
-        raise ValueError(f"the tool '{kind[:64]}' is not run here; only functions can be called")
-    return kind if kind in _WORDS else flat(choice)
-
-
-_Word = Literal["none", "auto", "required"]
-_WORDS = get_args(_Word)
-_SomeTools = Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
-ToolChoice = Annotated[_Word | _SomeTools | None, BeforeValidator(_as_choice)]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(flat)]
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """The functions that a model reads about, and those that it may or must call; the kinds of other tools."""
+    """The functions that a model may or must call, and the kinds of other tools."""
 
-    described: Seq[Json] = ()
     functions: Seq[Json] = ()
     must: bool = False
     parallel: bool = True
     others: Seq[str] = ()
 
 
-def calling_of(functions: Seq[Json], tools: Iterable[Any], choice: Any, parallel: bool | None) -> Calling:
-    """What a ToolChoice leaves of the functions among `tools`; a named one is called once. Raises Refusal."""
-    others = [tool.type for tool in tools if isinstance(tool, OtherTool)]
-    known = {each["name"] for each in functions}
-    names, is_named = set[str]() if choice == "none" else known, isinstance(choice, NamedTool)
-    if is_named:
-        names = {choice.name}
-    elif isinstance(choice, AllowedTools):
-        names = {str(flat(tool).get("name")) for tool in choice.tools if tool.get("type") == "function"}
-    if unknown := sorted(names - known):
-        says = f"tool_choice: no function is called '{unknown[0][:64]}', and other tools are not run here"
-        raise Refusal(400, says, param="tool_choice")
-    allowed = [each for each in functions if each["name"] in names]
-    must = is_named or "required" in (choice, getattr(choice, "mode", None))
+def calling_of(tools: Seq[Any] | None, choice: Any, parallel: bool | None, fields: set[str] | None = None) -> Calling:
+    """What a ToolChoice leaves of the functions among `tools`, with these `fields`; a named one is called once.
+
+    Raises Refusal.
+    """
+    functions, others = list[Json](), list[str]()
+    for prefix, tool in _with_prefix(tools or ()):
+        if isinstance(tool, Function):
+            shown = tool.model_dump(exclude={"type"}, include=fields, exclude_unset=True)
+            functions.append(shown | {"name": f"{prefix}{tool.name}"})
+        else:
+            others.append(tool.type)
+    is_named = isinstance(choice, NamedTool)
+    allowed = [each for each in functions if choice != "none" and (not is_named or each["name"] == choice.name)]
+    must = is_named or choice == "required"
     if must and not allowed:
-        raise Refusal(400, "tool_choice: there are no tools", param="tool_choice")
-    described = allowed if isinstance(choice, AllowedTools) else functions
-    return Calling(described, allowed, must, parallel is not False and not is_named, others)
+        raise Refusal(400, "tool_choice: There is no such function. Other tools are not run here.", param="tool_choice")
+    return Calling(allowed, must, parallel is not False and not is_named, others)
+
+
+def _with_prefix(tools: Seq[Any]) -> Iterator[tuple[str, Any]]:
+    for tool in tools:
+        inner = tool.tools if isinstance(tool, Namespace) else [tool]
+        yield from ((f"{tool.name}." if isinstance(tool, Namespace) else "", each) for each in inner)

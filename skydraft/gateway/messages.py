@@ -4,63 +4,46 @@ import json
 import re
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from itertools import groupby
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field
 
 from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.items import (
     BY_KIND,
     IN_PARTS,
-    MAX_TOOLS,
     CalledTool,
     Checked,
-    Json,
     NamedTool,
-    OtherTool,
+    Other,
     Result,
-    Skipped,
     Some,
     TextPart,
     ToolChoice,
-    ToolName,
+    Tools,
     Turn,
-    Unread,
-    by_kind,
     calling_of,
 )
-from skydraft.gateway.refusals import NOT_SERVED, Refusal, instead
-from skydraft.gateway.schema import MAX_TURNS, Ask, Body, Effort, ResponseFormat, Stops
+from skydraft.gateway.refusals import Refusal
+from skydraft.gateway.schema import Ask, Body, Effort, ResponseFormat, Stops
 from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+_TOLD = {"name", "description", "parameters"}  # of a tool; its other fields are for Anthropic's own server
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
 _MOST = sys.float_info.max  # JSON has no infinity
 # Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
 _BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*[^\S\n]*\n*")
-_NO_PLACE = "A message has no place for it; use chat completions."
 
-
-_Block = Annotated[TextPart | Unread | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
+_Block = Annotated[TextPart | Other | CalledTool | Result, Field(discriminator="type"), BY_KIND]
 
 
 class _Message(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[Some[_Block], Field(max_length=256), IN_PARTS]
-
-
-class _Tool(BaseModel):
-    type: Literal["custom"] | None = None
-    name: ToolName
-    description: str | None = None
-    parameters: Json = Field(alias="input_schema")
-
-
-_AnyTool = Annotated[Annotated[_Tool, Tag("a custom")] | Annotated[OtherTool, Tag("another")], by_kind("custom")]
 
 
 class _Choice(BaseModel):
@@ -83,27 +66,22 @@ class _Output(Checked):
 class MessagesRequest(Body):
     """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
 
-    not_served: ClassVar[Mapping[str, str]] = {
-        **NOT_SERVED, "logprobs": _NO_PLACE, "top_logprobs": _NO_PLACE,
-        **instead(stop_sequences="stop", max_tokens="max_completion_tokens"),
-        **instead(output_config__format="response_format output_format"),
-    }  # fmt: skip
-    kinds: ClassVar[frozenset[str]] = frozenset(("json_schema",))
-    format_field: ClassVar[str] = "output_config.format"
+    of_others = frozenset(("stop", "max_completion_tokens", "response_format"))
 
-    messages: Annotated[Some[_Message], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Some[_Message]
     system: Annotated[Some[Annotated[TextPart, BY_KIND]], Field(max_length=256), IN_PARTS] | None = None
     stop: Stops | None = Field(None, alias="stop_sequences")
-    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: _Choice | None = None
     output_config: _Output | None = None
     n: Literal[1] | None = None
     continue_final_message: bool | None = None
 
+    @property
+    def effort(self) -> str | None:
+        return super().effort or (self.output_config.effort if self.output_config else None)
+
     def to_ask(self) -> Ask:
-        for name in ("logprobs", "token_ids"):
-            if getattr(self.choice, name):
-                raise Refusal(400, f"skydraft.{name}: {_NO_PLACE}", param=f"skydraft.{name}")
         turns: list[Turn] = []
         told = _Message.model_construct(role="system", content=self.system or [])
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
@@ -111,36 +89,25 @@ class MessagesRequest(Body):
             is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
-        tools, chosen = self.tools or (), self.tool_choice or _Choice(type="auto")
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools if isinstance(tool, _Tool)]
-        output = self.output_config or _Output()
+        chosen, output = self.tool_choice or _Choice(type="auto"), self.output_config or _Output()
         return Ask(
-            self, turns, max_tokens=self.max_new_tokens, effort=self.reasoning_effort or output.effort,
-            schema=output.format.schema_ if output.format else None,
-            calling=calling_of(functions, tools, chosen.meant, not chosen.disable_parallel_tool_use),
+            self, turns, max_tokens=self.max_new_tokens, schema=output.format.schema_ if output.format else None,
+            calling=calling_of(self.tools, chosen.meant, not chosen.disable_parallel_tool_use, _TOLD),
             goes_on=is_begun if self.continue_final_message is None else self.continue_final_message,
         )  # fmt: skip
 
 
 def _turns(message: _Message) -> Iterator[Turn]:
-    """What one of Anthropic's messages says: results are turns of their own, the user's before the words."""
-    blocks: list[Any] = message.content
-    if message.role == "user":
-        blocks = sorted(blocks, key=lambda block: not isinstance(block, Result))
-    for is_result, group in groupby(blocks, key=lambda block: isinstance(block, Result)):
-        if is_result:
-            yield from (Turn("tool", each.output or [], tool_call_id=each.call_id) for each in group)
-            continue
-        told = list(group)
-        calls = [block for block in told if isinstance(block, CalledTool)]
-        content = [block for block in told if not isinstance(block, CalledTool)]
-        if message.role == "system":
-            texts = (_BILL.sub("", block.text) for block in content if isinstance(block, TextPart | Unread))
-            content = [TextPart(text=text) for text in texts if text]
-        turn = Turn(message.role, content, calls)
-        is_thought = message.role == "assistant" and bool(turn.thought)
-        if calls or is_thought or any(not isinstance(block, Skipped) for block in content):
-            yield turn
+    """What one of Anthropic's messages says: results are turns of their own, before the words."""
+    yield from (block.turn() for block in message.content if isinstance(block, Result))
+    calls = [block for block in message.content if isinstance(block, CalledTool)]
+    content: list[Any] = [block for block in message.content if isinstance(block, TextPart | Other)]
+    if message.role == "system":
+        texts = (_BILL.sub("", block.text) for block in content)
+        content = [TextPart(text=text) for text in texts if text]
+    turn = Turn(message.role, content, calls)
+    if calls or turn.thought or any(isinstance(block, TextPart) or message.role == "user" for block in content):
+        yield turn
 
 
 class MessagesAnswer(ItemsAnswer):

@@ -1,25 +1,20 @@
 """Client requests to GenerateRequests: one for each choice of the answer."""
 
-import base64
 import json
-import logging
 import random
 import re
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
-from typing import Any, TypeAlias, TypeVar, get_args
+from typing import Any, TypeAlias
 
 from skydraft.config import CAPTION_PROMPT, MIN_CALL_PROB, DecodingParams, decoding_params
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import UsageError
-from skydraft.gateway.items import AudioPart, Skipped, Turn, Unread
+from skydraft.gateway.items import AudioPart, Other
 from skydraft.gateway.pair import ModelNames
 from skydraft.gateway.refusals import Refusal
-from skydraft.gateway.schema import Ask, Effort
+from skydraft.gateway.schema import Ask
 from skydraft.grammars import check_grammar, followable, json_schema
 from skydraft.prompts import tool_calls
 from skydraft.prompts.audio import Audio, audio_from_bytes
@@ -27,11 +22,8 @@ from skydraft.prompts.messages import Message, as_objects
 from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import REASONING, Think, template_of
 
-log = logging.getLogger("skydraft.gateway")
-T = TypeVar("T")
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
 _MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
-_TYPES: dict[Any, Think] = {"enabled": "on", "disabled": "off", "adaptive": "auto", "True": "on", "False": "off"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +98,7 @@ def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more:
     if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
         message = "This gateway shares no recordings. Use skydraft-edge, or start it with --share-audio features."
         raise Refusal(400, message, param=ask.body.prompt_field)
-    tools = [{"type": "function", "function": each} for each in ask.calling.described] if functions else []
+    tools = [{"type": "function", "function": each} for each in functions]
     request = GenerateRequest(
         tuple(messages), plan, params, tools=tuple(tools), think=ours.think or think, settings=tuple(settings.items()),
         share_audio=defaults.share_audio, begun=begun, begun_is_prompt=ours.continue_as_prompt,
@@ -120,8 +112,7 @@ def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more
     ours = ask.body.choice
     if "" in ask.prompts and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
-    if ours.continue_ids:
-        raise Refusal(400, "Put them into the prompt.", param="skydraft.continue_ids")
+    _begun(ask, edge.vocab)
     plan = names.plan_of(ask.body.model, ours)
     params = _params(ask, defaults, max_new_tokens=ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
     params = replace(params, think_budget=ours.think_budget or 0)  # the operator's is for chats
@@ -131,16 +122,16 @@ def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more
         messages, ids = ((Message("user", prompt),), ()) if isinstance(prompt, str) else ((), tuple(prompt))
         check_ids(ids, edge.vocab, "prompt")
         requests.append(GenerateRequest(messages, plan, params, prompt_ids=ids, **more))
-    return requests, ["thinking"] if ask.effort not in (None, "none") else []  # a text has no chat template
+    return requests, ["thinking"] if ask.body.effort not in (None, "none") else []  # a text has no chat template
 
 
 def _begun(ask: Ask, vocab: Vocab) -> tuple[int, ...]:
     """The tokens that the answer begins with. Raises Refusal."""
     token_ids, param = tuple(ask.body.choice.continue_ids or ()), "skydraft.continue_ids"
     check_ids(token_ids, vocab, param)
-    if token_ids and (ask.calling.functions or ask.goes_on):
-        what = "tools that may be called" if ask.calling.functions else "continue_final_message"
-        raise Refusal(400, f"{param}: It does not apply with {what}.", param=param)
+    if token_ids and (ask.calling.functions or ask.goes_on or ask.prompts):
+        message = f"{param}: It does not apply to completions, nor with tools or continue_final_message."
+        raise Refusal(400, message, param=param)
     return token_ids
 
 
@@ -153,34 +144,15 @@ def _grammar(ask: Ask, left_out: set[str]) -> str:
     """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
     calling, own = ask.calling, ask.body.choice.grammar or ""
     schema = None if calling.must else ask.schema
-    if calling.functions and (calling.must or schema is not None):
-        tools = [{**each, "parameters": followable(each.get("parameters"), left_out)} for each in calling.functions]
-        answer = None if schema is None else json.dumps(followable(schema, left_out), ensure_ascii=False)
-        make = partial(tool_calls.calling_grammar, tools, parallel=calling.parallel, answer=answer)
-        grammar = named("tools", lambda: check_grammar(make()))
-    elif schema is not None:
-        grammar = named(ask.body.format_field, lambda: json_schema(followable(schema, left_out)))
-    else:
+    if schema is None and not calling.must:
         return own
     if own:
         raise Refusal(400, "The answer cannot follow two grammars.", param="skydraft.grammar")
-    for keyword in left_out:
-        _say_unfollowed(keyword)
-    return grammar
-
-
-@cache
-def _say_unfollowed(keyword: str) -> None:
-    """Once for each keyword."""
-    log.warning("No grammar here follows '%s' of a schema. It is left out, and answers may not fit it.", keyword)
-
-
-def named(param: str, make: Callable[[], T]) -> T:
-    """Raises Refusal with the name of the field if it cannot be made."""
-    try:
-        return make()
-    except UsageError as error:
-        raise Refusal(400, error.message, param=param) from error
+    if not calling.functions:
+        return json_schema(followable(schema, left_out))
+    tools = [{**each, "parameters": followable(each.get("parameters"), left_out)} for each in calling.functions]
+    answer = None if schema is None else json.dumps(followable(schema, left_out), ensure_ascii=False)
+    return check_grammar(tool_calls.calling_grammar(tools, parallel=calling.parallel, answer=answer))
 
 
 def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
@@ -193,23 +165,24 @@ def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
 
 
 def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
-    """What a model cannot take is refused in the user's last turn, and words before."""
+    """What a model cannot take is refused in the user's last turn, and elsewhere words stand for it."""
     messages: list[Message] = []
-    left_s, last, place = _MAX_SPEECH_S, _last_turn(ask.turns), ask.body.place
+    left_s, param = _MAX_SPEECH_S, ask.body.prompt_field
+    last = max((number for number, turn in enumerate(ask.turns) if turn.role == "user"), default=None)
     for number, turn in enumerate(ask.turns):
         texts, recordings = list[str](), list[Audio]()
-        for at, part in enumerate(turn.content):
+        for part in turn.content:
             if isinstance(part, AudioPart) and edge.takes_audio and turn.role == "user":
-                recordings.append(_audio(part, place(number)))
+                recordings.append(audio_from_bytes(part.input_audio.data))
                 left_s -= recordings[-1].duration_s
                 if left_s < 0:
                     message = f"All recordings together last more than {_MAX_SPEECH_S:g} s."
-                    raise Refusal(400, message, param=ask.body.prompt_field)
-            elif isinstance(part, AudioPart | Unread) and number in last:
+                    raise Refusal(400, message, param=param)
+            elif isinstance(part, AudioPart | Other) and number == last:
                 takes = "text and recordings (input_audio), no" if edge.takes_audio else "only text: no audio,"
-                message = f"{place(number, at)}: The model {edge.name} takes {takes} pictures or files."
-                raise Refusal(400, message, param=place(number, at))
-            elif not isinstance(part, Skipped):
+                message = f"{param}: The model {edge.name} takes {takes} pictures or files."
+                raise Refusal(400, message, param=param)
+            elif not (isinstance(part, Other) and turn.role == "assistant"):
                 texts.append(part.text)
         text = "\n".join(texts)
         text = CAPTION_PROMPT if recordings and not text.strip() else text
@@ -221,70 +194,35 @@ def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
         kept = tuple((key, value) for key, value in more.items() if value not in (None, []))
         messages.append(Message(turn.role, text, kept, tuple(recordings)))
     if ask.goes_on and messages:
-        messages[-1] = named(ask.body.prompt_field, lambda: replace(messages[-1], is_open=True))
+        messages[-1] = replace(messages[-1], is_open=True)
     if system and not any(message.role == "system" for message in messages):
         messages.insert(0, Message("system", system))
     return messages
 
 
-def _last_turn(turns: Seq[Turn]) -> range:
-    """The places of the user's last turns, with system messages beside them."""
-    end = max((number + 1 for number, turn in enumerate(turns) if turn.role == "user"), default=0)
-    others = (number + 1 for number in range(end) if turns[number].role not in ("user", "system"))
-    return range(max(others, default=0), end)
-
-
-def _audio(part: AudioPart, param: str) -> Audio:
-    try:
-        data = base64.b64decode(part.input_audio.data, validate=True)
-    except ValueError as error:
-        raise Refusal(400, "The recording is not valid base64.", param=param) from error
-    return audio_from_bytes(data)
-
-
 def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, Any], int, bool]:
-    """What a client says, in its own words, as this model can follow it: whether to think, what the template is given,
-    the budget (0 is none), and whether the model cannot do as it says. Raises Refusal for what cannot apply.
+    """What a client says as this model can follow it: whether to think, what the template is given, the budget (0 is
+    none), and whether the model cannot do as it says, which is no error: agents ask every model to think.
+
+    Raises Refusal for settings of the template that cannot apply.
     """
-    template, kwargs = template_of(vocab.chat_template), ask.body.chat_template_kwargs
-    for name, value in kwargs.items():
+    body, template = ask.body, template_of(vocab.chat_template)
+    for name, value in body.chat_template_kwargs.items():
         param = f"chat_template_kwargs.{name}"
         if name not in template.names and re.search(rf"\b{re.escape(name)}\b", vocab.chat_template or ""):
             raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
         if name in ("enable_thinking", "thinking") and value and not template.thinks:
             raise Refusal(400, f"{param}: This model's chat template knows no thinking.", param=param)
-    settings = {name: value for name, value in kwargs.items() if name in template.names}
-    wanted, effort, budget, is_hint = _wanted(ask)
-    has_level = bool(effort) and "reasoning_effort" in template.names
+    settings = {name: value for name, value in body.chat_template_kwargs.items() if name in template.names}
+    has_level = bool(body.effort) and "reasoning_effort" in template.names
     if has_level:
-        settings = {"reasoning_effort": effort, **settings}
-    if not template.thinks:
-        is_unmet = (wanted == "on" and not has_level) or (is_hint and budget > 0)  # an effort is sent to any model
-        return default, settings, 0 if is_hint else budget, is_unmet
-    cannot_choose = not template.switch and (wanted == "on" or is_hint)
-    is_unmet = wanted == "off" and not (template.switch or has_level)
-    return default if wanted == "auto" or cannot_choose else wanted, settings, budget, is_unmet
-
-
-def _wanted(ask: Ask) -> tuple[Think, str, int, bool]:
-    """From OpenAI's `reasoning_effort` and vLLM's budget, where 0 is none at all: (think, effort, budget, is a hint).
-
-    `reasoning` of OpenAI and OpenRouter, Anthropic's `thinking` and what hosts of open models call it are hints: they
-    are sent in every request, whatever the model is, so it is no error where it cannot be.
-    """
-    body = ask.body
-    asked = None if body.thinking_token_budget == -1 else body.thinking_token_budget
-    switch = body.think if body.enable_thinking is None else body.enable_thinking
-    hosts = {"effort" if isinstance(switch, str) else "enabled": switch, "max_tokens": body.thinking_budget}
-    given = [each for each in (body.reasoning, body.thinking, hosts) if isinstance(each, dict)]
-    hint = {name: value for each in given for name, value in each.items() if value is not None}
-    own = ask.effort or ("none" if asked == 0 else None)
-    effort: str = own or next((each for each in get_args(Effort) if each == hint.get("effort")), "")
-    by_effort: Think = "off" if effort == "none" else "on" if effort else "auto"
-    wanted = _TYPES.get(str(hint.get("type", hint.get("enabled"))), by_effort)
-    budget = asked or _budget(hint.get("budget_tokens")) or _budget(hint.get("max_tokens"))
-    return wanted, effort, budget, not asked and own != "none"
-
-
-def _budget(value: Any) -> int:
-    return value if type(value) is int and 0 < value < 2**31 else 0
+        settings = {"reasoning_effort": body.effort, **settings}
+    by_effort = None if body.effort is None else body.effort != "none"
+    switch = by_effort if body.enable_thinking is None else body.enable_thinking
+    budget = 0
+    if body.thinking:
+        switch = {"enabled": True, "disabled": False, "adaptive": None}.get(body.thinking.type or "", switch)
+        budget = body.thinking.budget_tokens or 0
+    think: Think = default if switch is None or not template.switch else "on" if switch else "off"
+    is_unmet = switch is not None and not template.switch and not has_level and switch != template.thinks
+    return think, settings, budget if template.thinks else 0, is_unmet

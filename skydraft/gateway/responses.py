@@ -2,40 +2,33 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from itertools import chain, count
+from collections.abc import Iterator
+from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field
 
-from skydraft.gateway.answers import ItemsAnswer, Run, WrittenCall, token_logprobs
+from skydraft.gateway.answers import ItemsAnswer, WrittenCall
 from skydraft.gateway.items import (
     AS_ROLE,
     BY_KIND,
-    MAX_TOOLS,
     CalledTool,
-    Checked,
     Content,
-    Function,
-    Json,
-    OtherTool,
+    Namespace,
+    Other,
     Result,
-    Skipped,
     Some,
     TextPart,
     ToolChoice,
-    ToolName,
+    Tools,
     Turn,
-    by_kind,
     calling_of,
-    flat,
 )
-from skydraft.gateway.refusals import NOT_SERVED, SPENT, TOO_LONG, Refusal, instead
-from skydraft.gateway.schema import MAX_LOGPROBS, MAX_TURNS, Ask, Body, MaxTokens, ResponseFormat
+from skydraft.gateway.refusals import SPENT, TOO_LONG, Refusal
+from skydraft.gateway.schema import Ask, Body, MaxTokens, ResponseFormat
 from skydraft.prompts.tool_calls import Piece
 
 _INCOMPLETE: dict[str | None, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_LOGPROBS = "message.output_text.logprobs"
 _COPIED = {"model", "instructions", "max_new_tokens", "temperature", "top_p", "tools", "tool_choice",
            "parallel_tool_calls", "metadata"}  # fmt: skip
 
@@ -46,28 +39,8 @@ class _Message(BaseModel):
     content: Content
 
 
-_ONE_MESSAGE = BeforeValidator(
-    lambda given: [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
-)
-_Item = Annotated[_Message | CalledTool | Result | Skipped, Field(discriminator="type"), BY_KIND]
-
-
-class _Function(Function):
-    type: Literal["function"]
-
-
-class _Namespace(Checked, extra="allow"):
-    type: Literal["namespace"]
-    name: ToolName
-    tools: Annotated[Some["_AnyTool"], Field(max_length=MAX_TOOLS)]
-
-
-_AnyTool = Annotated[
-    Annotated[_Function, BeforeValidator(flat), Tag("a function")]
-    | Annotated[_Namespace, Tag("a namespace")]
-    | Annotated[OtherTool, Tag("another")],
-    by_kind("function", "namespace"),
-]
+_ONE_MESSAGE = BeforeValidator(lambda said: [{"role": "user", "content": said}] if isinstance(said, str) else said)
+_Item = Annotated[_Message | CalledTool | Result | Other, Field(discriminator="type"), BY_KIND]
 
 
 class _TextOptions(BaseModel):
@@ -75,94 +48,62 @@ class _TextOptions(BaseModel):
 
 
 class ResponsesRequest(Body):
-    not_served: ClassVar[Mapping[str, str]] = {
-        **NOT_SERVED, "prompt": "Use instructions and input instead; prompts are not kept here.",
-        **instead(max_output_tokens="max_tokens max_completion_tokens", text__format="response_format"),
-    }  # fmt: skip
-    kinds: ClassVar[frozenset[str]] = frozenset(("function", "json_schema"))
+    of_others = frozenset(("max_tokens", "max_completion_tokens", "response_format", "prompt"))
     prompt_field: ClassVar[str] = "input"
-    format_field: ClassVar[str] = "text.format"
 
-    input: Annotated[Some[_Item], Field(min_length=1, max_length=MAX_TURNS), _ONE_MESSAGE]
+    input: Annotated[Some[_Item], _ONE_MESSAGE]
     instructions: str | None = None
     max_new_tokens: MaxTokens = Field(None, alias="max_output_tokens")
-    tools: Annotated[Some[_AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: _TextOptions | None = None
-    include: Annotated[Some[str], Field(max_length=32)] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     metadata: dict[str, Any] | None = None
     n: Literal[1] | None = None
     continue_final_message: bool | None = None
 
     def to_ask(self) -> Ask:
-        spaces = [space.tools if isinstance(space, _Namespace) else [space] for space in self.tools or ()]
-        functions = list[Json]()
-        for name, (_, tool) in self.functions().items():
-            if len(name) > 128:  # with that of its namespace
-                raise Refusal(400, f"tools: The name '{name}' has more than 128 characters.", param="tools")
-            functions.append(tool.model_dump(exclude={"type"}, exclude_unset=True) | {"name": name})
-        scored = _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         return Ask(
-            self, self._turns(), max_tokens=self.max_new_tokens, effort=self.reasoning_effort,
-            num_best=(self.top_logprobs or 0) if scored else None, goes_on=bool(self.continue_final_message),
-            calling=calling_of(functions, chain(*spaces), self.tool_choice, self.parallel_tool_calls),
+            self, self._turns(), max_tokens=self.max_new_tokens, goes_on=bool(self.continue_final_message),
+            calling=calling_of(self.tools, self.tool_choice, self.parallel_tool_calls),
             schema=self.text.format.schema_ if self.text and self.text.format else None,
         )  # fmt: skip
-
-    def functions(self) -> dict[str, tuple[str | None, _Function]]:
-        """Each function and its namespace by the name that the model reads: its own, or both where that is taken."""
-        known: dict[str, tuple[str | None, _Function]] = {}
-        for space in self.tools or ():
-            namespace = space.name if isinstance(space, _Namespace) else None
-            for tool in space.tools if isinstance(space, _Namespace) else [space]:
-                if isinstance(tool, _Function):
-                    known[f"{namespace}.{tool.name}" if tool.name in known else tool.name] = namespace, tool
-        return known
 
     def _turns(self) -> list[Turn]:
         """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
         turns = [Turn("system", [TextPart(text=self.instructions)])] if self.instructions else []
-        thoughts: list[Skipped] = []
-        known_as = {(space, tool.name): name for name, (space, tool) in self.functions().items()}
+        thoughts: list[Other] = []
         for item in self.input:
-            if isinstance(item, Skipped):
+            if isinstance(item, Other):
                 thoughts.append(item)
+            elif isinstance(item, Result):
+                turns.append(item.turn())
             elif isinstance(item, _Message):
-                turns.append(Turn(item.role, [*thoughts, *item.content]))
+                turns.append(Turn(item.role, [*thoughts, *item.content] if item.role == "assistant" else item.content))
                 thoughts = []
-            elif isinstance(item, CalledTool):
+            else:
                 if not turns or turns[-1].role != "assistant":
                     turns.append(Turn("assistant"))
-                turns[-1].content.extend(thoughts)
-                name, thoughts = known_as.get((item.namespace, item.name), item.name), []
+                name = f"{item.namespace}.{item.name}" if item.namespace else item.name
                 turns[-1].tool_calls.append(item.model_copy(update={"name": name}))
-            if isinstance(item, CalledTool | Result) and (item.output is not None or isinstance(item, Result)):
-                turns.append(Turn("tool", item.output or [], tool_call_id=item.call_id))
+                turns[-1].content.extend(thoughts)
+                thoughts = []
         return turns
 
 
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
     tells_length_in_stream = True  # Codex makes room for itself only then
-    scores_thoughts = False
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._functions = self._body.functions()
+        self._namespaces = {tool.name for tool in self._body.tools or () if isinstance(tool, Namespace)}
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._scored: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is held back
         self._numbers = count()
 
     def first(self) -> Iterator[dict[str, Any]]:
         for name in ("created", "in_progress"):
             yield self._event(name, response=self._response("in_progress"))
-
-    def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        if self._ask.num_best is not None:
-            self._scored += token_logprobs(self._vocab, run.scores)
-        return super()._write(index, run)
 
     def _add(self, kind: Literal["text", "thinking"], text: str) -> Iterator[dict[str, Any]]:
         is_text = kind == "text"
@@ -174,19 +115,16 @@ class ResponsesAnswer(ItemsAnswer):
             yield from self._open(item | more | {"content": []})
             self._items[-1]["content"] = [part]
             yield self._event("content_part.added", **self._place, content_index=0, part=dict(part))
-        part, scored = self._items[-1]["content"][0], {}
-        part["text"] += text
-        if is_text:
-            scored, self._scored = {"logprobs": self._scored}, []
-            part["logprobs"] = part["logprobs"] + scored["logprobs"]
+        self._items[-1]["content"][0]["text"] += text
+        scored: Any = {"logprobs": []} if is_text else {}
         yield self._event(f"{name}.delta", **self._place, content_index=0, delta=text, **scored)
 
     def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
         if piece.name:
-            namespace, tool = self._functions[call.name]
-            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id}
-            item = {"type": "function_call", "status": "in_progress", "name": tool.name, "arguments": ""}
-            yield from self._open(ids | item | ({"namespace": namespace} if namespace else {}))
+            namespace, _, name = call.name.rpartition(".")
+            named = {"namespace": namespace, "name": name} if namespace in self._namespaces else {"name": call.name}
+            item = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "type": "function_call", "arguments": ""}
+            yield from self._open(item | named | {"status": "in_progress"})
         self._items[-1]["arguments"] = call.arguments
         self._items[-1]["status"] = "completed" if call.is_whole else "incomplete"
         yield self._event("function_call_arguments.delta", **self._place, delta=piece.text)

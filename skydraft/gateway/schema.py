@@ -3,11 +3,8 @@
 Known fields are checked, and unknown ones passed over (an error under `skydraft`).
 """
 
-import codecs
-import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, create_model
 
 from skydraft.config import MAX_K, STYLES, DecodingParams
 from skydraft.gateway.items import AudioPart, Calling, Checked, Json, Some, Turn, flat
-from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, OWN_FIELDS, TOO_LONG, Refusal, invalid
+from skydraft.gateway.refusals import NEUTRAL, NOT_SERVED, TOO_LONG, Refusal, invalid
 from skydraft.prompts import tool_calls
 from skydraft.prompts.thinking import Think
 
@@ -27,12 +24,7 @@ MAX_LOGPROBS = 20  # of one place
 _MAX_CALLS = 256  # of a turn
 _MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
 _MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
-_OBJECT: Json = {"type": "object"}
-_OR_OBJECT = BeforeValidator(lambda given: _OBJECT if given is None else given)
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
-_LOCAL_ONLY = re.compile(rb'"local_only"\s*:\s*(?:true|1|")')
-_CLIENTS_OWN = {"arguments", "input", "parameters", "input_schema", "schema"}
-_MEANT_IF_FALSE = ("prompt_logprobs", "skip_special_tokens")
 
 Stop = Annotated[str, Field(max_length=256)]
 Stops = Annotated[Some[Stop], Field(max_length=16)]
@@ -55,27 +47,30 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class StreamOptions(Checked):
-    include_usage: bool | None = None
+class _Format(Checked, extra="allow"):  # a response repeats all of it
+    type: Literal["text", "json_object", "json_schema"]
+    given: Json | None = Field(None, alias="schema")
+
+    @property
+    def schema_(self) -> Json | None:
+        """It is followed with `strict` or without; None for a text."""
+        if self.type == "text":
+            return None
+        return {"type": "object"} if self.given is None else self.given
 
 
-# A response repeats all of its format.
-class TextFormat(Checked, extra="allow"):
-    type: Literal["text"]
-    schema_: ClassVar[Json | None] = None
+ResponseFormat = Annotated[_Format, BeforeValidator(flat)]
 
 
-class ObjectFormat(Checked, extra="allow"):
-    type: Literal["json_object"]
-    schema_: Annotated[Json, _OR_OBJECT] = Field(_OBJECT, alias="schema")
+class _Thinking(Checked):
+    """Anthropic's."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: Count | None = None
 
 
-class SchemaFormat(Checked, extra="allow"):
-    type: Literal["json_schema"]
-    schema_: Json = Field(alias="schema")  # it is followed with `strict` or without
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type"), BeforeValidator(flat)]
+class _Reasoning(Checked):
+    effort: Effort | None = None
 
 
 class _Choice(Checked, extra="forbid"):
@@ -94,26 +89,26 @@ class _Choice(Checked, extra="forbid"):
     break_loops: bool = True
 
 
+# Options that are fields of the request itself, or of the template.
+_NOT_OURS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias", "think_start", "think_end"}
 _OPTIONS: Json = {
     known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
-    if known.name not in {*OWN_FIELDS, "think_start", "think_end"}
+    if known.name not in _NOT_OURS
 }  # fmt: skip
 Extension: type[_Choice] = create_model("Extension", __base__=_Choice, **_OPTIONS)
 _Ours = Annotated[Any, BeforeValidator(Extension.model_validate), at_most(64)]
 
 
 class Body(Checked, extra="allow"):
-    """Fields of all interfaces, by our names where theirs differ. Those that are `not_served` are refused, and other
-    unknown ones passed over."""
+    """Fields of all interfaces, by our names where theirs differ. Unknown ones are passed over, but for those in
+    `NOT_SERVED` and `of_others`, which are refused."""
 
-    not_served: ClassVar[Mapping[str, str]] = NOT_SERVED
-    kinds: ClassVar[frozenset[str]] = frozenset()  # of what is in a place of the body, which are no fields of it
+    of_others: ClassVar[frozenset[str]] = frozenset()  # fields that other interfaces have, under another name here
     prompt_field: ClassVar[str] = "messages"
-    format_field: ClassVar[str] = "response_format"
 
     model: str = Field(max_length=256)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[Json, at_most(64)] = Field({})
     max_new_tokens: MaxTokens = Field(None, alias="max_tokens")
     min_new_tokens: int | None = Field(None, ge=0, le=2**31 - 1, alias="min_tokens")
     temperature: float | None = Field(None, ge=0, le=2)
@@ -131,21 +126,19 @@ class Body(Checked, extra="allow"):
     cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
     chat_template_kwargs: Annotated[Json, at_most(64)] = Field({})
     reasoning_effort: Effort | None = None
-    reasoning: Any = None
-    thinking: Any = None
-    enable_thinking: bool | None = None  # as hosts of Qwen call it, and with `thinking_budget`
-    think: bool | Effort | None = None  # as Ollama does
-    thinking_budget: Any = None
-    thinking_token_budget: int | None = Field(None, ge=-1, le=2**31 - 1)  # -1 is none
+    reasoning: _Reasoning | None = None
+    thinking: _Thinking | None = None
+    enable_thinking: bool | None = None  # as hosts of Qwen call it
     choice: _Ours = Field(Extension(), alias="skydraft")
 
     def model_post_init(self, context: object) -> None:
         extra = self.model_extra or {}
-        for name in self.not_served.keys() & extra.keys():
-            value = extra[name]
-            is_empty = value in NEUTRAL.get(name, ()) or (not value and name not in _MEANT_IF_FALSE)
-            if value is not None and not is_empty:
-                raise Refusal(400, f"{name}: {self.not_served[name]}", param=name)
+        for name in (NOT_SERVED.keys() | self.of_others) & extra.keys():
+            if extra[name] and extra[name] not in NEUTRAL:
+                why = NOT_SERVED.get(name, "This interface has another field for it.")
+                raise Refusal(400, f"{name}: {why}", param=name)
+        if "local_only" in str(extra):  # passed over, the text would be sent
+            raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
         extra.clear()  # a body can hold much that is not read
 
     def decoding(self) -> Json:
@@ -163,9 +156,10 @@ class Body(Checked, extra="allow"):
     def to_ask(self) -> "Ask":
         """Raises Refusal for fields that do not fit each other."""
 
-    def place(self, number: int, *part: int) -> str:
-        """What the client calls a turn, or a part of its content."""
-        return self.prompt_field
+    @property
+    def effort(self) -> str | None:
+        """How much to think."""
+        return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
 
 
 _DECODING = sorted({known.name for known in fields(DecodingParams)} & Body.model_fields.keys())
@@ -182,7 +176,6 @@ class Ask:
     turns: Seq[Turn] = ()
     prompts: Seq[str | list[int]] = ()
     max_tokens: int | None = None  # 0: nothing is written
-    effort: str | None = None
     num_best: int | None = None
     calling: Calling = field(default_factory=Calling)
     schema: Json | None = None  # of the answer
@@ -191,22 +184,16 @@ class Ask:
     prediction: str | None = None
 
     def __post_init__(self) -> None:
-        num, field = len(self.turns or self.prompts), self.body.prompt_field
-        if not 0 < num <= MAX_TURNS:
-            says = f"It has more than {MAX_TURNS} turns." if num else "It is empty."
-            raise Refusal(400, f"{field}: {says}", param=field)
-        if any(len(turn.tool_calls) > _MAX_CALLS for turn in self.turns):
-            raise Refusal(400, f"{field}: A turn has more than {_MAX_CALLS} calls.", param=field)
+        field, most_calls = self.body.prompt_field, max((len(turn.tool_calls) for turn in self.turns), default=0)
+        if not (self.turns or self.prompts):
+            raise Refusal(400, f"{field}: It is empty.", param=field)
+        if len(self.turns) > MAX_TURNS or most_calls > _MAX_CALLS:
+            says = f"{field}: At most {MAX_TURNS} turns, with {_MAX_CALLS} calls each, are read."
+            raise Refusal(400, says, param=field)
 
     @property
     def recordings(self) -> list[AudioPart]:
         return [part for turn in self.turns for part in turn.content or () if isinstance(part, AudioPart)]
-
-    @property
-    def grammar_field(self) -> str:
-        if self.calling.must:
-            return "tools"
-        return "skydraft.grammar" if self.schema is None else self.body.format_field
 
     def reader(self) -> tool_calls.Reader:
         """What finds the calls in one choice."""
@@ -220,25 +207,20 @@ class Ask:
 
 
 def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
-    """Parse and check a body, and say what it asks for. Raises Refusal, also for a misplaced `local_only`: it would be
-    passed over, and the text sent.
+    """Parse and check a body, and say what it asks for. Raises Refusal.
 
     The interpreter is held meanwhile, so all that costs time is bounded. Bytes that may be recordings are counted again
     once it is known which are.
     """
-    if data.startswith(codecs.BOM_UTF8):  # `removeprefix` would copy each body
-        data = data[len(codecs.BOM_UTF8) :]
     _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
         raise Refusal(413, f"The body has more than {_MAX_ITEMS} brackets and commas.", code="body_too_long")
     try:
         body = kind.model_validate_json(data)
     except ValidationError as error:
-        raise invalid(error, kind.kinds) from None
+        raise invalid(error) from None
     ask = body.to_ask()
-    _check_text(len(data) - sum(len(each.input_audio.data) for each in ask.recordings))
-    if "local_only" not in body.choice.model_fields_set and _LOCAL_ONLY.search(data) and _asks(json.loads(data)):
-        raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
+    _check_text(len(data) - sum(4 * (len(each.input_audio.data) // 3) for each in ask.recordings))
     return ask
 
 
@@ -252,12 +234,3 @@ def _check_text(num_bytes: int) -> None:
     if num_bytes > _MAX_TEXT:
         message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
         raise Refusal(400, message, code=TOO_LONG)
-
-
-def _asks(part: Any) -> bool:
-    """Whether a part of a body has `local_only`, arguments and schemas of tools apart, which are the client's own."""
-    if isinstance(part, list):
-        return any(map(_asks, part))
-    if not isinstance(part, dict):
-        return False
-    return bool(part.get("local_only")) or any(_asks(part[name]) for name in part.keys() - _CLIENTS_OWN)

@@ -4,7 +4,7 @@ import json
 import signal
 
 from ..gateway.apart import TOYS, Apart
-from ..gateway.test_endings import client
+from ..gateway.running import client
 
 
 def test_it_says_where_it_is_answers_and_stops() -> None:

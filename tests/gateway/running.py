@@ -1,5 +1,6 @@
 """A gateway in this process, on a free port of loopback, over a toy pair."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -92,3 +93,11 @@ def gateway(
         server.should_exit = True
         thread.join(PATIENCE_S)
         made.close()
+
+
+def client(port: int, body: bytes, length: int = 0, path: str = "/v1/chat/completions") -> socket.socket:
+    """One that has sent a request, or the beginning of one with this `length`."""
+    made = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    made.sendall(head.encode() + body)
+    return made

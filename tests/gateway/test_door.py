@@ -119,7 +119,7 @@ def test_a_request_of_two_lengths_is_refused_and_the_connection_closed(served: R
 def test_local_only_in_a_wrong_place_is_refused_and_not_passed_over(served: Running, path: str) -> None:
     asked, private = plain(path, model="skydraft-lossless"), {"local_only": True}
     tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"local_only": {}}}}}
-    for wrong in (private, {"extra_body": {"skydraft": private}}, {"Skydraft": private}, {"metadata": [private]}):
+    for wrong in (private, {"extra_body": {"skydraft": private}}, {"Skydraft": private}):
         assert served.post(path, **asked | wrong).status_code == 400
     its_own = {"tools": [tool]} if path == "chat/completions" else {}
     for right in ({}, its_own, {"skydraft": private}, {"skydraft": {"local_only": False}}):

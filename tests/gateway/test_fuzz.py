@@ -1,121 +1,136 @@
-"""Requests that nobody wrote by hand: the gateway answers all of them, stays quick and small, and logs no traceback."""
+"""Requests that nobody wrote by hand do no harm; and what clients say is characters to the models, never a mark."""
 
 import http.client
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from . import test_literal as conversations
+import pytest
+from hypothesis import given
+
+import skydraft
+
+from ..mutating import as_bytes, mutated
+from ..reading_marks import engine_with, num_special, texts
+from ..stock.fakes import Fake, fake
+from ..toys import law
 from .apart import TOYS, Apart, apart
 from .interfaces import plain
+from .running import Running, over
 from .test_fields import FOLLOWED, FOLLOWED_IN
+
+TEMPLATE = (Path(__file__).parents[1] / "prompts" / "templates" / "qwen2.5.jinja").read_text("utf-8")
+Served = tuple[Fake, Running]
+
+
+@pytest.fixture(scope="module", params=["vllm", "llama-server", "sglang"])
+def served_by(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A gateway over each kind of server that is sent token ids."""
+    draft, target = engine_with(TEMPLATE), engine_with(TEMPLATE)
+    with fake(request.param, target) as far, over(skydraft.connect(far.url, require=True), draft) as running:
+        yield far, running
+
+
+def chat(text: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({text: text})}}
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text, "enum": [text]}}}
+    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}
+    talk = [
+        {"role": "system", "content": text}, {"role": "user", "content": [{"type": "text", "text": text}]},
+        {"role": "assistant", "content": text, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": text}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"messages": talk, "tools": [tool]}
+
+
+def results_alone(text: str) -> dict[str, Any]:
+    return {"messages": chat(text)["messages"][:4]}
+
+
+def responses(text: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {text: {"type": "string", "description": text}}}
+    tool = {"type": "function", "name": "f", "description": text, "parameters": parameters}
+    talk = [
+        {"role": "user", "content": [{"type": "input_text", "text": text}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps({text: text})},
+        {"type": "function_call_output", "call_id": "1", "output": text},
+        {"role": "assistant", "content": [{"type": "output_text", "text": text}]}, {"role": "user", "content": text},
+    ]  # fmt: skip
+    return {"instructions": text, "input": talk, "tools": [tool]}
+
+
+def messages(text: str) -> dict[str, Any]:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": text}]}
+    tool = {"name": "f", "description": text, "input_schema": {"type": "object", "properties": {text: {}}}}
+    talk = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {text: text}}]},
+        {"role": "user", "content": [result, {"type": "text", "text": text}]},
+    ]
+    return {"max_tokens": 2, "system": [{"type": "text", "text": text}], "messages": talk, "tools": [tool]}
+
+
+TALKS = {"chat/completions": chat, "responses": responses, "messages": messages}
+PATHS = [*TALKS.items(), ("chat/completions", results_alone)]
+
+
+@pytest.mark.parametrize(("path", "body_of"), PATHS)
+@given(text=texts)
+@law(5)
+def test_a_server_of_ids_gets_no_mark(served_by: Served, path: str, body_of: Callable[[str], Any], text: str) -> None:
+    far, served = served_by
+    more = {"model": "skydraft-cloud", "max_output_tokens" if path == "responses" else "max_tokens": 1}
+    read = []
+    for given_text in (text, "x"):
+        num_asked = len(far.model.asked)
+        answer = served.post(path, **body_of(given_text) | more)
+        assert answer.status_code == 200, answer.text
+        prompts = [prompt for asked in far.model.asked[num_asked:] for prompt in asked.prompts]
+        read.append(set(map(num_special, prompts)) - {0})  # what a server is measured with has none
+    assert read[0] == read[1] and len(read[0]) == 1
+
 
 LATE_S, MUCH_MIB = 2.0, 250.0
 EXPECTED = {200, 400, 404, 413}
-PATHS = (*FOLLOWED_IN, "responses/input_tokens")
+FUZZED = (*FOLLOWED_IN, "responses/input_tokens")
 MODELS = ["skydraft", *(f"skydraft-{mode}" for mode in ("edge", "cloud", "lossless", "fluency", "quality", "answers"))]
 OURS: dict[str, list[Any]] = {
     "gate": ["entropy:1", "always"], "mode": ["edge", "cloud", "quality"], "k": [3],
     "hand_back": [8, "agree:2"], "grammar": ["regex:[0-9]+", "json_object:", 'lark:start: "a"+'], "token_ids": [True],
     "style": ["zh-short"], "local_only": [True], "break_loops": [False], "no_repeat_ngram_size": [3],
 }  # fmt: skip
-TEXTS = [
-    "a", "语速", "a b\n", "b", "我 们", "c", "", "\0", "\x7f", "\u2028", "\udfff\ud800", "😀", "e\u0301", "\u202e",
-    "<tool_call>", "</tool_call>", "{{ 7 }}", "{% for", "<|im_end|>", "%s%n", "../../etc/passwd", "null", "\\ud800",
-]  # fmt: skip
-NUMBERS: list[float] = [0, -1, 1, 2, 2**31, 2**53 + 1, 2**63, 2**64, 10**400, 0.5, -0.0, 1e308, math.nan, math.inf]
-ANY = [None, True, False, *TEXTS[:4], *NUMBERS[:4], [], {}, [[]], [None], {"a": 1}, {"type": "text"}, [{}]]
+TEXTS = ["a", "语速", "a b\n", "我 们", "c", ""]
 
 
-class Fuzzer:
-    """Endless requests, (path, body), by a seed. `most` bounds what is repeated or lengthened."""
-
-    def __init__(self, seed: int, most: int) -> None:
-        self._random, self._most = Random(seed), most
-
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        choose = self._random
-        while True:
-            path = choose.choice(PATHS)
-            body = self._sound(path)
-            for _ in range(choose.choice([0, 1, 1, 1, 2, 5])):
-                body = self._changed(body)
-            data = json.dumps(body, ensure_ascii=choose.random() < 0.7).encode("utf-8", "surrogatepass")
-            yield f"/v1/{path}", self._spoilt(data) if choose.random() < 0.1 else data
-
-    def _sound(self, path: str) -> dict[str, Any]:
-        choose = self._random
-        name, text = path.removesuffix("/input_tokens"), choose.choice(TEXTS[:6])
-        talk = conversations.TALKS.get(name)
-        fields = {key: value for key, value in (FOLLOWED | FOLLOWED_IN[name]).items() if choose.random() < 0.1}
-        ours = choose.sample(list(OURS), choose.choice([0, 1, 3]))
-        fields |= {"skydraft": {key: choose.choice(OURS[key]) for key in ours}}
-        body = plain(name, text, choose.choice([1, 4, 9]), model=choose.choice(MODELS))
-        return body | (talk(text) if talk and choose.random() < 0.5 else {}) | fields
-
-    def _changed(self, body: Any) -> Any:
-        """The body with a change at any place of it."""
-        body = json.loads(json.dumps(body))  # whose parts are shared with nothing
-        places = [place for place in _places(body) if place[1] != "model" or self._random.random() < 0.1]
-        if not places:
-            return self._random.choice(ANY)
-        holder, key = self._random.choice(places)
-        match self._random.randrange(8):
-            case 0:
-                del holder[key]
-            case 1 if isinstance(holder, dict):
-                holder[self._random.choice([*FOLLOWED, *TEXTS])] = holder[key]
-            case 1:
-                holder *= self._times(holder)
-            case _:
-                holder[key] = self._other(holder[key])
-        return body
-
-    def _other(self, value: Any) -> Any:
-        choose = self._random
-        match choose.randrange(6):
-            case 0:
-                return [value] * self._times(value)
-            case 1:
-                return {f"{choose.choice(TEXTS)}{number}": value for number in range(self._times(value))}
-            case 2:
-                return choose.choice(NUMBERS)
-            case 3:
-                for _ in range(choose.choice([1, 20, 90])):
-                    value = choose.choice([[value], {"a": value}])
-                return value
-            case 4 if isinstance(value, str):
-                return choose.choice([value + choose.choice(TEXTS), (value or "a") * self._times(value)])
-        return choose.choice([*ANY, *TEXTS])
-
-    def _times(self, value: Any = "") -> int:
-        """How often to repeat a value: often a few times, and never so that it has more than ten times `most` bytes."""
-        return min(int(self._most ** self._random.random()), 10 * self._most // len(json.dumps(value)) + 1)
-
-    def _spoilt(self, data: bytes) -> bytes:
-        choose = self._random
-        at = choose.randrange(len(data))
-        more = choose.choice([b"[", b"{", b'"', b"\\", b",", b"9"]) * self._times()
-        utf_16 = data.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass")
-        noise = choose.randbytes(choose.randint(1, 9))
-        both = [data[:at] + each + data[at:] for each in (noise, more)]
-        return choose.choice([data[:at], utf_16, data + data, *both])
+def requests(seed: int) -> Iterator[tuple[str, bytes]]:
+    """Endless requests, (path, body), most with some damage."""
+    rng = Random(seed)
+    while True:
+        path, model = rng.choice(FUZZED), rng.choice(MODELS)
+        body: Any = _sound(path, model, rng)
+        for _ in range(rng.choice([0, 1, 1, 1, 2, 5])):
+            body = mutated(body, rng)
+        if isinstance(body, dict) and rng.random() < 0.9:
+            body["model"] = model
+        yield f"/v1/{path}", as_bytes(body, rng)
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each list and object in the value with each of its keys; of long ones, the first."""
-    if isinstance(value, dict | list):
-        for key in list(value)[:20] if isinstance(value, dict) else range(min(len(value), 20)):
-            yield value, key
-            yield from _places(value[key])
+def _sound(path: str, model: str, rng: Random) -> dict[str, Any]:
+    name, text = path.removesuffix("/input_tokens"), rng.choice(TEXTS)
+    talk = TALKS.get(name)
+    fields = {key: value for key, value in (FOLLOWED | FOLLOWED_IN[name]).items() if rng.random() < 0.1}
+    ours = rng.sample(list(OURS), rng.choice([0, 1, 3]))
+    fields |= {"skydraft": {key: rng.choice(OURS[key]) for key in ours}}
+    body = plain(name, text, rng.choice([1, 4, 9]), model=model)
+    return body | (talk(text) if talk and rng.random() < 0.5 else {}) | fields
 
 
-def ask(running: Apart, requests: Iterator[tuple[str, bytes]], wrong: list[str]) -> None:
-    for path, body in requests:
+def ask(running: Apart, asked: Iterator[tuple[str, bytes]], wrong: list[str]) -> None:
+    for path, body in asked:
         try:
             status, reply = running.post(body, path)
         except (OSError, http.client.HTTPException) as error:
@@ -132,9 +147,9 @@ def test_no_request_does_harm() -> None:
         before = running.resident_mib
         running.forget_peak()
         with running.watched() as seen:
-            several = [islice(Fuzzer(seed, 10_000), 80) for seed in (1, 2, 3)]
+            several = [islice(requests(seed), 80) for seed in (1, 2, 3)]
             with ThreadPoolExecutor(3) as pool:
-                list(pool.map(lambda requests: ask(running, requests, wrong), several))
+                list(pool.map(lambda each: ask(running, each, wrong), several))
         assert not wrong, "\n".join(wrong[:3])
         assert not seen.wrong and seen.worst_s < LATE_S
         assert running.peak_mib - before < MUCH_MIB

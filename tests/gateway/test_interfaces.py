@@ -21,12 +21,11 @@ from .scripted import byte_by_byte
 from .test_openai_sdk import openai
 
 QUESTION = "语速"
-PICTURE, RECORDING = "(a picture, which cannot be read here)", "(a recording, which cannot be heard here)"
+ATTACHED, RECORDING = "(an attachment, which cannot be read here)", "(a recording, which cannot be heard here)"
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"enum": ["上海", "北京"]}}, "required": ["city"]}
 FUNCTION: Any = {"name": "天气", "description": "the weather of a city", "parameters": PARAMETERS}
 TOOL: Any = {"type": "function", **FUNCTION}
 MESSAGES_TOOL: Any = {"name": "天气", "description": "the weather of a city", "input_schema": PARAMETERS}
-NOTE: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "语速"}}
 CHAT_TOOL: Any = {"type": "function", "function": FUNCTION}
 
 
@@ -52,24 +51,17 @@ def test_a_stream_that_breaks_ends_with_an_error(path: str, monkeypatch: pytest.
     assert path != "responses" or (last["type"], error["code"]) == ("response.failed", "server_error")
 
 
-FOUND: Any = {"type": "search_result", "source": "u", "title": "语", "content": [{"type": "text", "text": "速"}]}
 # Parts of a result, by the words that they are read as.
 PARTS: dict[str, list[dict[str, Any]]] = {
-    PICTURE: [{"type": "image", "source": {}}, {"type": "input_image"}, {"type": "image_url", "image_url": {}}],
-    PICTURE.replace("picture", "document"): [
-        {"type": "document", "source": {"type": "base64"}}, {"type": "input_file"}, {"type": "video_url"},
-    ],
+    ATTACHED: [{"type": "image", "source": {}}, {"type": "input_file"}, {"type": "search_result", "content": []}],
     RECORDING: [{"type": "input_audio", "input_audio": {"data": "AAAA"}}],
-    json.dumps(FOUND, ensure_ascii=False): [FOUND], "快\n语速": [{**NOTE, "title": "快"}],
 }  # fmt: skip
 # What no model here reads.
-SKIPPED = [
-    "reasoning", "web_search_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
-    "computer_call_output", "tool_search_call", "tool_search_output", "compaction", "ghost_snapshot",
-]  # fmt: skip
-RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SKIPPED = ["reasoning", "web_search_call", "mcp_call", "mcp_approval_response", "compaction", "what_comes_next"]
+# Requests of an interface, each with the chat that means the same.
+SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "messages with parts, calls and their results": (
-        {"tools": [TOOL], "input": [
+        "responses", {"tools": [TOOL], "input": [
             {"role": "developer", "content": "慢"},
             {"type": "message", "role": "user", "content": [
                 {"type": "input_text", "text": "语"}, {"type": "input_text", "text": "速"}]},
@@ -80,25 +72,26 @@ RESPONSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             {"type": "function_call", "call_id": "2", "name": "天气", "arguments": {"city": "北京"}},
             {"type": "function_call_output", "call_id": "1", "output": "晴"},
             {"type": "function_call_output", "call_id": "2", "output": [*chain(*PARTS.values())]},
+            {"type": "web_search_call"}, {"role": "user", "content": "好"},
         ]},
         {"tools": [CHAT_TOOL], "messages": [
             {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
-            {"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "快\n不"}], "tool_calls": [
+            {"role": "assistant", "content": [{"type": "thinking"}, {"type": "text", "text": "快"}], "tool_calls": [
                 {"id": number, "function": {"name": "天气", "arguments": json.dumps({"city": city})}}
                 for number, city in (("1", "上海"), ("2", "北京"))]},
             {"role": "tool", "tool_call_id": "1", "content": "晴"},
             {"role": "tool", "tool_call_id": "2", "content": "\n".join(words for words in PARTS for _ in PARTS[words])},
+            {"role": "user", "content": "好"},
         ]},
     ),
     "how tokens are chosen": (
+        "responses",
         drawn := {"temperature": 0.9, "seed": 7, "top_k": 3, "stop": ["我"], "frequency_penalty": 0.5,
                   "logit_bias": {"5": -9}},
         {"messages": [{"role": "user", "content": QUESTION}], **drawn},
     ),
-}  # fmt: skip
-MESSAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "system messages after the user's": (
-        {"system": "慢", "messages": [
+        "messages", {"system": "慢", "messages": [
             {"role": "user", "content": "快"}, {"role": "system", "content": [{"type": "text", "text": "低"}]},
             {"role": "assistant", "content": "高"}, {"role": "system", "content": "轻"},
             {"role": "user", "content": "重"}, {"role": "system", "content": "清"}]},
@@ -108,43 +101,36 @@ MESSAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             {"role": "system", "content": "清"}, {"role": "user", "content": "重"}]},
     ),
     "a system prompt, blocks, calls and their results": (
-        {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
-         "tools": [MESSAGES_TOOL], "messages": [
+        "messages", {"system": [{"type": "text", "text": "慢", "cache_control": {"type": "ephemeral"}}],
+         "tools": [MESSAGES_TOOL | {"cache_control": {"type": "ephemeral"}}], "messages": [
             {"role": "user", "content": [{"type": "text", "text": "语"}, {"type": "text", "text": "速"}]},
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "?", "signature": ""}, {"type": "text", "text": "我"},
                 {"type": "tool_use", "id": "1", "name": "天气", "input": {"city": "上海"}}]},
             {"role": "user", "content": [
+                {"type": "text", "text": "好"},
                 {"type": "tool_result", "tool_use_id": "1", "content": [
-                    {"type": "text", "text": "晴"}, {"type": "tool_reference", "tool_name": "天气"},
-                    {"type": "image", "source": {"type": "url", "url": "x"}}]},
-                {"type": "text", "text": "好"}]},
+                    {"type": "text", "text": "晴"}, {"type": "image", "source": {"type": "url", "url": "x"}}]}]},
             {"role": "assistant", "content": [
-                {"type": "compaction", "content": "慢"}, {"type": "server_tool_use", "id": "1", "input": {}},
+                {"type": "server_tool_use", "id": "1", "input": {}}, {"type": "redacted_thinking", "data": ""},
                 {"type": "web_search_tool_result", "tool_use_id": "1", "content": [{"type": "web_search_result"}]},
-                {"type": "mcp_tool_use", "id": "2", "name": "天气", "server_name": "s", "input": {"city": "上海"}},
-                {"type": "mcp_tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "晴"}]},
                 {"type": "text", "text": "高"}]},
-            {"role": "user", "content": [{"type": "redacted_thinking", "data": ""}, NOTE]},
+            {"role": "user", "content": "语速"},
         ]},
         {"tools": [CHAT_TOOL], "messages": [
             {"role": "system", "content": "慢"}, {"role": "user", "content": "语\n速"},
             {"role": "assistant", "content": "我", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "天气", "arguments": '{"city": "上海"}'}}]},
-            {"role": "tool", "tool_call_id": "1", "content": f"晴\n天气\n{PICTURE}"}, {"role": "user", "content": "好"},
-            {"role": "assistant", "content": "慢", "tool_calls": [
-                {"id": "2", "type": "custom", "custom": {"name": "天气", "input": '{"city": "上海"}'}}]},
-            {"role": "tool", "tool_call_id": "2", "content": "晴"}, {"role": "assistant", "content": "高"},
-            {"role": "user", "content": "语速"},
+            {"role": "tool", "tool_call_id": "1", "content": f"晴\n{ATTACHED}"}, {"role": "user", "content": "好"},
+            {"role": "assistant", "content": "高"}, {"role": "user", "content": "语速"},
         ]},
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*RESPONSES, *MESSAGES])
+@pytest.mark.parametrize("case", SAME)
 def test_a_request_means_the_same_as_a_chat(served: Running, case: str) -> None:
-    path = "responses" if case in RESPONSES else "messages"
-    ours, chat = (RESPONSES | MESSAGES)[case]
+    path, ours, chat = SAME[case]
     body = plain(path) | ours
     got, want = served.post(path, **body).json(), served.chat(model="skydraft-lossless", **chat).json()
     assert ALL_WHOLE[path](got).text == want["choices"][0]["message"]["content"]
@@ -175,16 +161,16 @@ def test_each_thought_of_a_turn_goes_back_with_it() -> None:
 
 
 SEES: list[tuple[str, dict[str, Any], str]] = [
-    ("chat/completions", {"type": "image_url", "image_url": {"url": "x"}}, PICTURE),
+    ("chat/completions", {"type": "image_url", "image_url": {"url": "x"}}, ATTACHED),
     ("chat/completions", {"type": "input_audio", "input_audio": {"data": "AAAA"}}, RECORDING),
-    ("messages", {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}, PICTURE),
-    ("responses", {"type": "input_image", "image_url": "x"}, PICTURE),
+    ("messages", {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}, ATTACHED),
+    ("responses", {"type": "input_image", "image_url": "x"}, ATTACHED),
 ]
 
 
 @pytest.mark.parametrize(("path", "part", "words"), SEES)
 def test_what_cannot_be_read_is_words_before_the_last_turn(served: Running, path: str, part: Any, words: str) -> None:
-    """There it is refused. The turn may be several messages, or its tools are being called."""
+    """There it is refused, also while its tools are being called."""
     name, says = "input" if path == "responses" else "messages", {"role": "assistant", "content": "慢"}
     asks, said, told = ({"role": "user", "content": content} for content in ("快", [part], words))
 
@@ -192,7 +178,7 @@ def test_what_cannot_be_read_is_words_before_the_last_turn(served: Running, path
         return served.post(COUNTS[path], **plain(path) | {name: turns}).json()
 
     assert count(said, says, asks)["input_tokens"] == count(told, says, asks)["input_tokens"]
-    for turns in ((said,), (said, asks), (asks, says, said, says)):
+    for turns in ((said,), (asks, says, said, says)):
         message = count(*turns)["error"]["message"]
         assert message.startswith(name) and "takes only text: no audio, pictures or files" in message
 
@@ -211,14 +197,6 @@ def test_an_answer_goes_on_from_a_last_message_of_the_assistant() -> None:
             assert text(messages=turns) == goes_on != anew == text(messages=turns, continue_final_message=False)
         use = {"type": "tool_use", "id": "1", "name": "天气", "input": {}}
         assert text(messages=[turns[0], {"role": "assistant", "content": [use]}], tools=[MESSAGES_TOOL])
-
-
-def test_a_system_message_is_read_where_the_template_takes_only_a_first_one() -> None:
-    strict = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
-    said = [{"role": role, "content": text} for role, text in (("user", "快"), ("system", "轻"), ("user", "重"))]
-    with written_by("{% for m in messages %}" + strict + "{{ m.content }}{% endfor %}") as running:
-        usage = running.chat(said).json()["usage"]
-        assert usage["prompt_tokens"] == len(running.gateway.pair.edge.vocab.encode("快轻\n\n重"))
 
 
 @pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}])

@@ -118,9 +118,8 @@ def test_a_full_queue_is_503_and_the_sdk_tries_again() -> None:
 
 
 def test_what_old_and_other_clients_send_is_read_as_it_is_meant(served: Running) -> None:
-    empty = {"stop": "", "grammar": "", "json_schema": None, "guided_json": None, "functions": [], "n": None}
     plain = served.chat().json()["choices"]
-    assert served.chat(**empty).json()["choices"] == served.chat(stop=["", ""]).json()["choices"] == plain
+    assert served.chat(stop="", n=None).json()["choices"] == served.chat(stop=["", ""]).json()["choices"] == plain
 
 
 def test_what_the_gateway_was_started_with_holds_where_a_client_says_nothing() -> None:
@@ -147,7 +146,4 @@ def test_a_prediction_is_drafted_and_changes_no_token(client: openai.OpenAI) -> 
     text = plain.choices[0].message.content
     for content in (text, [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]):
         done = client.chat.completions.create(**options, prediction={"type": "content", "content": content})
-        details = done.usage.completion_tokens_details
-        assert done.choices[0].message.content == text and details.accepted_prediction_tokens > 20
-        assert details.rejected_prediction_tokens >= 0
-    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
+        assert done.choices[0].message.content == text and done.skydraft["stats"]["num_right_copies"] > 20

@@ -67,15 +67,6 @@ def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Runnin
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
 
 
-def test_log_probabilities_of_a_response_are_those_of_its_text_alone(served: Running) -> None:
-    asked: Any = {"input": "快", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    (part,) = served.post("responses", **plain("responses") | asked).json()["output"][-1]["content"]
-    events = events_of(served.post("responses", **plain("responses", stream=True) | asked).text)
-    streamed = [each for event in events if event["type"].endswith("text.delta") for each in event.get("logprobs", ())]
-    assert "".join(each["token"] for each in streamed) == part["text"] and streamed == part["logprobs"]
-    assert streamed and all(len(each["top_logprobs"]) == 2 and each["logprob"] <= 0 for each in streamed)
-
-
 ORDER = {
     "responses": "created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done "
     "content_part.done output_item.done output_item.added content_part.added output_text.delta output_text.done "
@@ -130,9 +121,7 @@ OFF: list[tuple[str, dict[str, Any]]] = [
     ("chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
     ("chat/completions", {"reasoning_effort": "none"}), ("responses", {"reasoning": {"effort": "none"}}),
     ("messages", {"thinking": {"type": "disabled"}}), ("chat/completions", {"skydraft": {"think": "off"}}),
-    ("chat/completions", {"enable_thinking": False}), ("chat/completions", {"think": False}),
-    ("chat/completions", {"thinking_token_budget": 0}), ("chat/completions", {"reasoning": {"enabled": False}}),
-    ("chat/completions", {"think": "none", "thinking_budget": None, "reasoning": {"exclude": True}}),
+    ("chat/completions", {"enable_thinking": False}),
 ]  # fmt: skip
 
 
@@ -148,8 +137,7 @@ def test_thinking_is_turned_off_as_each_client_says_it(path: str, asked: dict[st
 def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: Running) -> None:
     given: list[tuple[str, dict[str, Any]]] = [
         ("messages", {"thinking": {"type": "enabled", "budget_tokens": 3}}),
-        ("chat/completions", {"thinking_token_budget": 3}), ("chat/completions", {"skydraft": {"think_budget": 3}}),
-        ("chat/completions", {"enable_thinking": True, "thinking_budget": 3}),
+        ("chat/completions", {"skydraft": {"think_budget": 3}}),
     ]  # fmt: skip
     for path, asked in given:
         answer = served.post(path, **plain(path, "快", 64, **asked)).json()
@@ -157,7 +145,6 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
     with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
         levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
         assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
-        assert running.chat("快", reasoning_effort="none").status_code == 400
         for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
             more = {"output_config": {"effort": effort}, "thinking": thinking}
             told = running.post("messages", **plain("messages", "快", 64, **more))
@@ -165,18 +152,13 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat("快", reasoning_effort="ultra").status_code == 400
-        hint = {"effort": [1], "max_tokens": True}
-        assert running.chat("快", thinking=hint, reasoning=hint).status_code == 200
         asked = running.post("completions", model="skydraft-lossless", prompt="a", reasoning_effort="low")
         assert asked.json()["skydraft"]["left_out"] == ["thinking"]
 
 
 def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_agents_always_send() -> None:
     with gateway() as running:
-        for asked in (
-            {"chat_template_kwargs": {"enable_thinking": True}}, {"thinking_token_budget": 5},
-            {"skydraft": {"think": "on"}},
-        ):  # fmt: skip
+        for asked in ({"chat_template_kwargs": {"enable_thinking": True}}, {"skydraft": {"think": "on"}}):
             answer = running.chat(**asked)
             assert answer.status_code == 400 and "think" in answer.json()["error"]["message"], asked
         for path, asked in (
