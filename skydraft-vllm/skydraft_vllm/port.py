@@ -28,7 +28,9 @@ VERSION = 1
 _MAX_CONNECTIONS, _MAX_OF_ONE, _MAX_TEXTS = 64, 32, 32  # of one owner; texts of a connection
 _MAX_DRAFTS, _MAX_HELLO = 256, 512  # tokens, bytes
 _GREETING_S, _IDLE_S = 5.0, 900.0
-_BYTES_PER_S, _BURST = 64_000.0, 1_000_000.0  # of a connection: reading takes turns with vLLM's own thread
+_ACCEPTING, _READING = 0.005, 0.01  # shares of a processor: while a thread runs here, vLLM's own thread does not
+_SAVED_S = 5.0  # for so long a share that was not used is kept
+_HELD = 1 << 16  # bytes that the system keeps of a connection
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
 LONGEST = 4 * _MAX_DRAFTS + _TEXT.size  # bytes of a message
 
@@ -40,9 +42,11 @@ class Port:
         self._settings, self._texts = settings, texts
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._listener = socket.create_server((settings.host, settings.port), family=family)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD)  # connections inherit it
         host, port = self._listener.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._lock, self._owners = threading.Lock(), Counter[str]()  # connections by address
+        self._owed_s = 0.0  # processor time of connections that ended, beyond their share
         self._open = set[socket.socket]()
         self._begin(self._listen)
 
@@ -59,7 +63,11 @@ class Port:
         threading.Thread(target=work, args=given, daemon=True, name="skydraft drafts").start()
 
     def _listen(self) -> None:
+        pace = _Pace()
         while True:
+            with self._lock:
+                owed_s, self._owed_s = self._owed_s, 0.0
+            pace.keep(_ACCEPTING, owed_s)
             try:
                 connection, (host, *_) = self._listener.accept()
             except OSError:
@@ -84,7 +92,7 @@ class Port:
             return True
 
     def _serve(self, connection: socket.socket, host: str) -> None:
-        device = Device(self._texts)
+        device, pace = Device(self._texts), _Pace()
         try:
             connection.settimeout(_GREETING_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -100,6 +108,7 @@ class Port:
             messages.last = math.inf
             while True:
                 device.take(*messages.next(LONGEST))
+                pace.keep(self._share)
         except (OSError, ValueError, struct.error):
             pass  # the device has gone, or does not speak this protocol
         finally:
@@ -107,7 +116,14 @@ class Port:
             self._open.discard(connection)
             with suppress(OSError):
                 connection.close()
+            with self._lock:
+                self._owed_s += pace.owed(self._share)
             self._counts(host, -1)
+
+    @property
+    def _share(self) -> float:
+        """The share of a processor that each connection has."""
+        return _READING / max(len(self._open), 1)
 
     def _greets(self, messages: "_Messages") -> bool:
         kind, content = messages.next(_MAX_HELLO)
@@ -116,29 +132,36 @@ class Port:
         return kind == b"H" and is_known
 
 
+class _Pace:
+    """Keeps its thread to a share of a processor."""
+
+    def __init__(self) -> None:
+        self._began, self._used_s, self._free_at = time.monotonic(), 0.0, 0.0
+
+    def keep(self, share: float, more_s: float = 0.0) -> None:
+        """Sleep until the share makes up for what the thread has used since the last call, and for `more_s`."""
+        before, self._used_s, now = self._used_s, time.thread_time(), time.monotonic()
+        self._free_at = max(self._free_at, now - _SAVED_S) + (self._used_s - before + more_s) / share
+        time.sleep(max(self._free_at - now, 0.0))
+
+    def owed(self, share: float) -> float:
+        """Seconds of a processor that the thread has used beyond its share so far."""
+        return max(time.thread_time() - (time.monotonic() - self._began) * share, 0.0)
+
+
 class _Messages:
-    """The messages of a connection, which have to come within `wait_s`. A device that sends more than `_BYTES_PER_S`
-    for long is read more slowly."""
+    """The messages of a connection. The first has to come within `wait_s`."""
 
     def __init__(self, connection: socket.socket, wait_s: float) -> None:
         self._connection = connection
         self.last = time.monotonic() + wait_s  # when the next message has to be here
-        self._spare, self._at = _BURST, time.monotonic()
 
     def next(self, longest: int) -> tuple[bytes, bytes]:
         """Kind and content. Raises OSError at the end, ValueError for a content that is too long."""
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
         if length > longest:
             raise ValueError(f"a message of {length} bytes")
-        self._spend(length + 64)
         return kind, self._exactly(length)
-
-    def _spend(self, num: int) -> None:
-        now = time.monotonic()
-        self._spare = min(self._spare + (now - self._at) * _BYTES_PER_S, _BURST) - num
-        self._at = now
-        if self._spare < 0:
-            time.sleep(-self._spare / _BYTES_PER_S)
 
     def _exactly(self, num: int) -> bytes:
         data = bytearray()

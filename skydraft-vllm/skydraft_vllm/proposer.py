@@ -81,7 +81,7 @@ def _nothing(sampled: Any) -> list[list[int]]:
 
 
 def _runner() -> Any:
-    """vLLM's model runner, which makes the class: it knows the names of requests, and vLLM does not pass them on.
+    """vLLM's model runner, which makes the class. It knows the names of requests, and vLLM does not pass them on.
 
     Raises RuntimeError in a vLLM that makes the class elsewhere.
     """

@@ -5,6 +5,8 @@ import random
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,6 +235,41 @@ def test_floods_and_half_open_connections_leave_places_to_others(monkeypatch: py
         each.close()
     until(lambda: not port_of(runner)._owners)
     port_of(runner).close()
+
+
+FLOOD = """
+import socket, struct, sys, threading
+def wrong_keys():
+    while True:
+        with socket.create_connection(sys.argv[1:3]) as each:
+            each.sendall(struct.pack("<cI", b"X", 0))
+            each.recv(1)
+def junk():
+    with socket.create_connection(sys.argv[1:3]) as each:
+        each.sendall(struct.pack("<cI", b"H", 0) + struct.pack("<cIII", b"D", 8, 1, 0) * 10**7)
+for work in (junk, junk, wrong_keys, wrong_keys):
+    threading.Thread(target=work, daemon=True).start()
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_flood_takes_a_small_share_of_the_processor_from_vllm() -> None:
+    """While a thread of the port computes, vLLM's own thread waits for the interpreter."""
+    runner = FakeModelRunner(K, VOCAB)
+    host, port = port_of(runner).address.rsplit(":", 1)
+    command, pipe = [sys.executable, "-c", FLOOD, host, port], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as flood:
+        assert flood.stdout is not None and flood.stdout.readline()
+        time.sleep(1.0)  # what the port has saved up is spent
+        used, began = time.process_time(), time.monotonic()
+        time.sleep(3.0)
+        share = (time.process_time() - used) / (time.monotonic() - began)
+        with Phone(port_of(runner).address) as phone:
+            assert phone.hello["drafts"] == K
+        flood.kill()
+    port_of(runner).close()
+    assert share < 0.06  # 0.9 without a limit
 
 
 def test_a_device_needs_the_token_and_trusts_the_certificate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
