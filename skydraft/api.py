@@ -87,9 +87,10 @@ def fitting_context(
     return fitting(paths, num_sequences) if len(paths) == len(found) else None
 
 
-def quantize(model: str, kind: str = "q4_0", *, progress: Progress = no_progress) -> Path:
-    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. A target in another type
-    writes other texts. Raises OptionError where that model is here; UnknownModel, ModelFilesError and BrokenModel."""
+def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: Progress = no_progress) -> Path:
+    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
+    that is as large as a target unless `force`, and where that model is here; UnknownModel, ModelFilesError and
+    BrokenModel."""
     from skydraft.engines.llama.weights import quantize
 
     cache = cache_dir()
@@ -103,14 +104,14 @@ def quantize(model: str, kind: str = "q4_0", *, progress: Progress = no_progress
         if made.exists():
             hint = f"Use it, or run: skydraft models remove {made.stem}"
             raise OptionError(f"{made.stem} is here already.", hint=hint)
-        quantize(source, made, kind)
+        quantize(source, made, kind, force=force)
     return made
 
 
 def connect(
     address: str | Iterable[str], *, token: str | None = None, tls_ca: bytes | None = None,
     tls_name: str | None = None, insecure: bool = False, timeout_s: float = 30.0, require: bool = False,
-    fallback: Literal["lost", "start"] = "lost",
+    fallback: Literal["lost", "start"] = "lost", open_ahead: bool = False,
     notify: Callable[[str], None] | None = None, api: str = "auto", model: str | None = None,
     price: str | None = None, max_cost: float | None = None, max_calls: int | None = None, drafts: str | None = None,
 ) -> Cloud:  # fmt: skip
@@ -125,8 +126,9 @@ def connect(
     use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
     `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
     unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
-    also begin alone, until it is there. `notify` gets a line when the cloud is lost and when it is back. Any number of
-    generations may use it at once. Raises OptionError.
+    also begin alone, until it is there. `open_ahead` opens the session of a gated text in the background at once.
+    `notify` gets a line when the cloud is lost and when it is back. Any number of generations may use it at once.
+    Raises OptionError.
     """
     from skydraft.edge.budget import Budget
     from skydraft.edge.cloud import Cloud
@@ -151,7 +153,8 @@ def connect(
         addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))
         options = [ServerOptions(each, token, tls_ca, tls_name, insecure) for each in addresses]
         servers = Servers([OwnServer(each, budget) for each in options])
-    return Cloud(servers, timeout_s=timeout_s, require=require, fallback=fallback, notify=notify or silent)
+    how: dict[str, Any] = {"require": require, "fallback": fallback, "open_ahead": open_ahead}
+    return Cloud(servers, timeout_s=timeout_s, notify=notify or silent, **how)
 
 
 def without_model(cloud: Engine | Cloud) -> Engine:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 Ids: TypeAlias = npt.NDArray[np.int32]
 TAIL = 8  # tokens that have to be equal before a draft
 _KEPT = 64  # tokens before the newest ones
-_FEW, _REST = 0.05, 64  # share of right drafts under which a text gets one in so many tokens
+_FEW, _NONE = 0.2, 0.05  # share of right drafts under which a text gets half the rows; and one in `_REST` tokens
+_REST = 64
 _PRIOR, _WEIGHT, _MEMORY = 0.7, 8.0, 64.0
 _MAY_DELAY = 1.1  # how much longer a step may take by drafts, if a row in it has none
 _NUM_TIMES, _KNOWN, _TRY_AGAIN = 9, 3, 256  # times that are kept of one number of rows; that suffice; steps
@@ -62,8 +63,10 @@ class Text:
 
     def drafts(self, row: Row, most: int) -> list[int]:
         """At most so many; one now and then if nearly all were wrong."""
-        if self.share < _FEW:
+        if self.share < _NONE:
             most = min(most, int(row.length % _REST == 0))
+        elif self.share < _FEW:
+            most = (most + 1) // 2
         place = row.length - self.offset
         return self.ids[place : place + max(most, 0)]
 

@@ -58,3 +58,8 @@ class RowBudget:
             left = min(left + (now - before) * self._rate, self._burst) - num_rows
             self._left[label] = left, now
         return 0.0 if left > 0 else (1 - left) / self._rate
+
+    def has_spare(self, label: str) -> bool:
+        """Whether the bucket is more than half full: texts do not need these rows themselves."""
+        self.charge(label, 0)
+        return not self._rate or self._left[label][0] > self._burst / 2

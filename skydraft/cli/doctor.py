@@ -68,6 +68,9 @@ def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
         yield error.line
         return
     console.print("vocabulary   the same on both sides")
+    for side, engine in (("draft model ", draft), ("target      ", target)):
+        if engine.about_rows:
+            console.print(f"{side} {engine.about_rows}")
 
 
 def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | None]:

@@ -119,14 +119,15 @@ def show_path(names: tuple[str, ...]) -> None:
 @click.argument("model")
 @loose("Models", [
     option("--type", None, "Type of all weights.", default="q4_0", type=click.Choice(["q4_0", "q8_0"])),
+    option("--force", None, "Also a model that is as large as a target: it becomes another one.", is_flag=True),
 ])  # fmt: skip
-def quantize_model(model: str, type: str) -> None:
+def quantize_model(model: str, type: str, force: bool) -> None:
     """Write a GGUF model in another type, as a model of its own: MODEL-TYPE. Draft models in q4_0 are faster.
 
     It has no calibration or adapter yet: the mode auto needs skydraft learn.
     """
     with downloads() as progress:
-        made = api.quantize(model, type, progress=progress)
+        made = api.quantize(model, type, force=force, progress=progress)
     click.echo(f"{made.stem}  {made.stat().st_size / 1e6:.0f} MB  {made}")
 
 

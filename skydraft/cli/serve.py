@@ -83,5 +83,5 @@ def _announcement(worker: "Worker", options: ServeOptions, port: int) -> str:
     return (
         f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {execution}, up to "
         f"{worker.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
-        f"{engine.context_len} tokens. Ctrl-C stops."
+        f"{engine.context_len} tokens. Ctrl-C stops.{f' {engine.about_rows}.' if engine.about_rows else ''}"
     )

@@ -57,7 +57,8 @@ class Job:
 
     `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
     A text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` come while
-    it writes; any thread may add some. A budget is charged for tokens, so no text gets slower by its drafts.
+    it writes; any thread may add some. Their rows are used while the owner has spare ones, so that no text gets slower
+    by its drafts.
     """
 
     def __init__(
@@ -133,7 +134,8 @@ class Job:
         while self._drafts:
             branch.take(self._drafts.popleft(), text)
         waiting = branch.after(text)
-        return waiting[: self.num_to_write - 1] if self.has_verdict else ()
+        may_draft = self.has_verdict and waiting and self._budget.has_spare(self.owner)
+        return waiting[: self.num_to_write - 1] if may_draft else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
         """The feed of the next token that the target writes, with drafts after it."""
@@ -158,7 +160,7 @@ class Job:
             self.target.close()  # a finished text gives its seat back
         if self.has_verdict:
             drafts = done.block.token_ids
-            pause_s = self._budget.charge(self.owner, verdict.num_tokens)
+            pause_s = self._budget.charge(self.owner, len(drafts) + 1)
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
         self.session.last = (self.call, verdict)

@@ -57,6 +57,7 @@ class Cloud:
     timeout_s: float = 30.0
     require: bool = False
     fallback: Fallback = "lost"
+    open_ahead: bool = False
     notify: Notify = silent
 
     engine = None
@@ -78,7 +79,7 @@ class Cloud:
         if self.is_stock:
             message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
             raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
-        return replace(self, notify=silent, require=False, timeout_s=_BACKGROUND_S)
+        return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property
     def is_exact(self) -> bool:
@@ -233,7 +234,7 @@ class Cloud:
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)
-        if not outage and plan.drafts and drafts_first and not plan.is_gated:
+        if not outage and plan.drafts and drafts_first and (self.open_ahead or not plan.is_gated):
             verifier.open_ahead()
         return verifier
 

@@ -219,6 +219,7 @@ class Model(ABC):
     is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
     profile: RowProfile = NOT_PROBED
     default_execution: Execution = "exact"
+    about_rows: str = ""  # the type of the weights, and how many rows keep their bits
     can_copy: bool = False  # whether it has `copy`
 
     @property

@@ -8,6 +8,8 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from skydraft.files import log
+
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
@@ -30,6 +32,7 @@ class RowProfile:
 NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
 _KEPT, _ENOUGH = 32, 8  # times of one number of rows
 _SAVES = 0.95  # of the time, at most, is worth the padding
+_PARTED = 2.0
 
 
 class Pass(NamedTuple):
@@ -40,10 +43,11 @@ class Pass(NamedTuple):
 
 
 class RowCosts:
-    """A stored profile, and medians of the forwards since: the machine may be another one now, or busy."""
+    """A stored profile, and medians of the forwards since. One line in the log says where the two part: the profile was
+    measured on a busy machine, or the machine is another one now."""
 
-    def __init__(self, profile: RowProfile) -> None:
-        self.profile, self._ms = profile, profile.forward_ms
+    def __init__(self, profile: RowProfile, name: str) -> None:
+        self.profile, self._ms, self._name, self._is_told = profile, profile.forward_ms, name, False
         self._seen: list[deque[float]] = [deque(maxlen=_KEPT) for _ in self._ms]
 
     @property
@@ -84,3 +88,7 @@ class RowCosts:
         profile = self.profile.forward_ms
         typical = known[min(known)] / profile[min(known) - 1]
         self._ms = tuple(known.get(num, typical * ms) for num, ms in enumerate(profile, 1))
+        stored_ms = typical * profile[num_rows - 1]
+        if not (self._is_told or 1 / _PARTED < known[num_rows] / stored_ms < _PARTED):
+            self._is_told = True
+            log.warning(f"{self._name}: {num_rows} rows take {known[num_rows]:.0f} ms, {stored_ms:.0f} by the profile.")

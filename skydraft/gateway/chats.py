@@ -129,10 +129,16 @@ class ChatAnswer(Answer):
 
     def _used(self) -> dict[str, Any]:
         num_read, cached, written = self.usage
+        thought = {"reasoning_tokens": self.num_reasoning}
+        if self._ask.prediction is not None:
+            stats = [each.ended.stats for each in self.choices if each.ended]
+            right = sum(each.num_right_copies for each in stats)
+            wrong = sum(each.num_copied_tokens for each in stats) - right
+            thought |= {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
         return {
             "prompt_tokens": num_read, "completion_tokens": written, "total_tokens": num_read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"reasoning_tokens": self.num_reasoning},
+            "completion_tokens_details": thought,
         }  # fmt: skip
 
     def whole(self) -> dict[str, Any]:

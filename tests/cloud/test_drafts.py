@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skydraft.access.limits import RowBudget
 from skydraft.decoding.race.branch import MAX_AHEAD
 from skydraft.types import Draft
 from tests import reference, toys
@@ -79,12 +80,29 @@ def racing(desk: Desk, edge: Edge, right: tuple[int, ...], **options: Any) -> An
 def test_right_drafts_save_forwards_and_none_is_fed_twice() -> None:
     params = replace(ENDLESS, max_new_tokens=30, min_new_tokens=30)
     desk, edge, charged = desk_of(4, max_rows=4), Edge(0, 4, params), list[int]()
-    budget = SimpleNamespace(charge=lambda owner, num_rows: charged.append(num_rows) or 0.0)
+    budget = SimpleNamespace(
+        charge=lambda owner, num_rows: charged.append(num_rows) or 0.0, has_spare=lambda owner: True
+    )  # fmt: skip
     asked = racing(desk, edge, edge.likely(30), budget=budget)
     parts = asked.answers[1:]
     assert [part.num_accepted for part in parts] == [len(part.draft_ids) for part in parts] == [0] + [3] * 7
     assert desk.engine.num_rows == 30 == sum(charged) + 1  # one for each token; the first was paid for when asked
     assert (desk.docket.totals.num_drafts, desk.docket.totals.num_accepted) == (21, 21)
+
+
+@pytest.mark.parametrize(("num_spent", "takes"), [(0, True), (40, False), (80, False)])
+def test_a_text_takes_drafts_while_more_than_half_of_its_owner_s_rows_are_left(num_spent: int, takes: bool) -> None:
+    """Else it would be slower than its stream: rows of drafts that are wrong count, too."""
+    desk, edge = desk_of(4, max_rows=4), Edge(0, 4, replace(ENDLESS, max_new_tokens=300))
+    budget = RowBudget(1.0, desk.clock)  # 64 at most
+    budget.charge("ann", num_spent)
+    asked = desk.ask(edge.stream(), budget=budget)
+    for _ in range(20):
+        if asked.answers:
+            asked.drafts.append(Draft(len(asked.answers), len(written_after(asked)), edge.likely(9)))
+        desk.clock.now += 1
+        desk.step()
+    assert any(part.draft_ids for part in asked.answers[2:]) == takes
 
 
 @pytest.mark.parametrize("is_replayed", [False, True])

@@ -80,7 +80,7 @@ def test_a_predicted_edit_is_the_targets_own_text(q4_0: Path, gguf_path: Path, m
 
 
 def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A model is quantized once, under its own name."""
+    """A model is quantized once, under its own name, and a target only by force."""
     monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tiny_gguf.parent))
     made = tmp_path / "models" / "tiny-q8_0.gguf"
@@ -99,6 +99,10 @@ def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pyte
     assert "tiny-q8_0 is here already" in run(str(tiny_gguf), "q8_0")  # of what file, nobody knows
     with skydraft.load("tiny-q8_0", context=64) as q8_0, skydraft.load(tiny_gguf, context=64) as plain:
         assert q8_0.fingerprint != plain.fingerprint and q8_0.vocab.fingerprint == plain.vocab.fingerprint
+        assert "Q8_0 keeps the bits of" in q8_0.about_rows
     with pytest.raises(OptionError, match="A type is q4_0, q8_0, not 'q5_0'"):
         api.quantize(str(tiny_gguf), "q5_0")
+    monkeypatch.setattr("skydraft.engines.llama.weights._TARGET_PARAMS", 1e3)
+    with pytest.raises(OptionError, match="another model, which writes other texts"):
+        quantize(tiny_gguf, made, "q4_0")
     assert not list(made.parent.glob("*.partial"))

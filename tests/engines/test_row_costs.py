@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ times = st.lists(st.floats(0.5, 50), min_size=1, max_size=16)
 
 
 def costs_of(forward_ms: tuple[float, ...] = IN_FOURS, invariant_rows: int = 8) -> RowCosts:
-    return RowCosts(RowProfile(invariant_rows, forward_ms))
+    return RowCosts(RowProfile(invariant_rows, forward_ms), "toy")
 
 
 def test_two_and_three_rows_are_padded_to_four_and_one_never() -> None:
@@ -46,7 +47,7 @@ def test_passes_hold_each_row_once_and_keep_the_bits(forward_ms: list[float], ex
         assert num_rows <= costs.padded(num_rows) <= max(costs.profile.limit(num_rows), num_rows)
 
 
-def test_medians_of_what_forwards_take_replace_a_profile_of_a_busy_moment() -> None:
+def test_medians_of_what_forwards_take_replace_a_profile_of_a_busy_moment(caplog: pytest.LogCaptureFixture) -> None:
     costs = costs_of((10.0, 18.0, 26.0, 60.0, 70.0, 80.0, 90.0, 100.0))
     assert costs.padded(3) == 3
     for number in count():
@@ -55,4 +56,5 @@ def test_medians_of_what_forwards_take_replace_a_profile_of_a_busy_moment() -> N
         if costs.padded(3) == 4:
             break
     assert 5 <= number < 16 and costs.forward_ms[:4] == (20.0, 28.0, 28.0, 28.0) and costs.forward_ms[7] == 200.0
+    assert [each.message for each in caplog.records] == ["toy: 4 rows take 28 ms, 120 by the profile."]
     costs.note(99, 1.0)  # more than was probed says nothing

@@ -146,4 +146,6 @@ def test_a_prediction_is_drafted_and_changes_no_token(client: openai.OpenAI) -> 
     text = plain.choices[0].message.content
     for content in (text, [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]):
         done = client.chat.completions.create(**options, prediction={"type": "content", "content": content})
-        assert done.choices[0].message.content == text and done.skydraft["stats"]["num_right_copies"] > 20
+        details = done.usage.completion_tokens_details
+        assert done.choices[0].message.content == text and details.accepted_prediction_tokens > 20
+        assert details.rejected_prediction_tokens >= 0

@@ -24,6 +24,7 @@ from skydraft.models import SourceName, default_pair
 from skydraft.protocol.address import is_url
 
 _PAIR = default_pair()
+OpenWhen = Literal["lazy", "ahead"]
 CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 
 
@@ -150,7 +151,8 @@ class CloudChoice:
         """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
         assert self.address is not None  # else there is nothing to connect to
         model = model if is_url(self.address) else None
-        return api.connect(self.address, notify=TERMINAL.say, model=model, **self.given)
+        given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
+        return api.connect(self.address, notify=TERMINAL.say, model=model, **given)
 
     @contextmanager
     def sides(
@@ -229,6 +231,8 @@ _USE = [
     option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
     option("--fallback", "WHEN", "Continue alone when the cloud is lost (lost, the default), or also while it was "
            "never reached (start), which else is an error.", type=Fallback),
+    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
+           type=OpenWhen),
 ]  # fmt: skip
 
 cloud_section = section("cloud", "Cloud", _cloud, [*_SERVER, *_USE])

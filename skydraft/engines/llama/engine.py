@@ -17,7 +17,7 @@ from skydraft.engines.base import Engine, Feeds, Sequence
 from skydraft.engines.llama.library import load_library, rope_depends, without_matrices
 from skydraft.engines.llama.weights import Weights, interrupts_kept
 from skydraft.engines.options import EngineOptions
-from skydraft.engines.probe import cpu_model, profile_of
+from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, profile_of
 from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
@@ -103,11 +103,14 @@ class LlamaCppEngine(Engine):
         self.slots = slots = (base.slots if base else None) or Slots(self.name, *how)
         slots.engines.add(self)
         self.adapters.wait_s = options.wait_s
-        self._costs = RowCosts(NOT_PROBED)
+        self._costs = RowCosts(NOT_PROBED, self.name)
         self.profile = base.profile if base else profile_of(self, self._profile_key(options), options)
         if base:  # measured where it happens, as an adapter changes each forward a little
             self.probed_len = 0
-        self._costs = RowCosts(self.profile)
+        self._costs = RowCosts(self.profile, self.name)
+        self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
+        more = "; one of `skydraft models quantize` may keep more" if self.invariant_rows < MAX_PROBED_ROWS else ""
+        self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)

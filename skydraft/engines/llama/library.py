@@ -14,7 +14,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_void_p
+from ctypes import (
+    POINTER,
+    c_bool,
+    c_char_p,
+    c_float,
+    c_int8,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,6 +101,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
     "backend_init": (None,), "log_set": (None, _Log, c_void_p), "print_system_info": (c_char_p,),
     "supports_gpu_offload": (c_bool,), "model_default_params": (ModelParams,),
     "model_load_from_file": (c_void_p, c_char_p, ModelParams), "model_chat_template": (c_char_p, c_void_p, c_char_p),
+    "model_desc": (c_int32, c_void_p, c_char_p, c_size_t), "model_n_params": (c_uint64, c_void_p),
     "model_free": (None, c_void_p), "model_get_vocab": (c_void_p, c_void_p), "model_n_ctx_train": (c_int32, c_void_p),
 
     "model_quantize_default_params": (QuantizeParams,),

@@ -21,6 +21,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError, RecordsError
 
 TYPES = {"q4_0": 2, "q8_0": 7}  # of llama.h
+_TARGET_PARAMS = 1e9
 
 
 @contextmanager
@@ -117,15 +118,22 @@ def read_vocabulary(content: bytes) -> Vocab:
     return vocab
 
 
-def quantize(source: Path, target: Path, kind: str) -> None:
-    """Write all matrices of `source` in one type to `target`. Raises OptionError, MissingDependency, and BrokenModel
-    for a file that llama.cpp cannot quantize."""
+def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:
+    """Write all matrices of `source` in one type to `target`. Raises OptionError for a model that is as large as a
+    target unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
     if kind not in TYPES:
         raise OptionError(f"A type is {', '.join(TYPES)}, not {kind!r}.")
     lib = load_library()
     if not hasattr(lib, "model_quantize"):
         raise MissingDependency(f"{lib.name} cannot quantize.", hint="Run: pip install 'skydraft[llamacpp]'.")
     check_gguf(lib, source)
+    model = load_model(lib, source, 0)
+    num_params = lib.model_n_params(model)
+    lib.model_free(model)
+    if num_params > _TARGET_PARAMS and not force:
+        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target: in another type it is"
+        hint = "A draft model may change, as the target checks it. For a target, give --force."
+        raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
     part = target.with_name(f"{target.name}.partial")
