@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from skydraft.lab.evaluation.records import PromptEntry
 from skydraft.lab.evaluation.workloads import read_lines, read_prompts
 from skydraft.lab.learning import dataset, training
 from skydraft.lab.learning.answering import Answering
-from skydraft.lab.learning.calibrating import calibrate_lessons, read_lessons, write_calibration
+from skydraft.lab.learning.calibrating import calibrate_lessons, gain_over, read_lessons, write_calibration
 from skydraft.lab.learning.lessons import Store
 from skydraft.lab.tasks.sets import SETS, read_tasks
 from skydraft.models import adapters, cache_dir
@@ -79,9 +79,9 @@ def run(
     """Let the draft model learn a task from the target's own answers, and use what it learned as NAME.
 
     The target answers the prompts. The draft model is trained on most of the answers, and calibrated on the others.
-    What it learned is kept only if it agrees with the target on more of these than without. No labels are needed. Each
-    answer and each finished step is kept: after Ctrl-C the same command continues. The exit status is 0 if NAME is in
-    use at the end, or nothing is new since the last run.
+    What it learned is kept only if it agrees with the target on more of these than without, and on more than NAME
+    does. No labels are needed. Each answer and each finished step is kept: after Ctrl-C the same command continues.
+    The exit status is 0 if NAME is in use at the end, or nothing is new since the last run.
     """
     if (prompts is None) == (folder is None):
         raise OptionError("Give either --prompts FILE or --from DIR.", hint="See: skydraft learn run --help.")
@@ -117,10 +117,7 @@ class _Run:
         if before.startswith(key) and not is_gone:
             click.echo(f"Nothing is new since the last run, which {before.removeprefix(key)}.")
             return 0
-        objection = self._trained(task, key)
-        if not objection:
-            self._calibrated(task)
-            objection = self._applied(task)
+        objection = self._trained(task, key) or self._calibrated(task) or self._applied(task)
         write_whole(last, f"{key}{f'kept nothing: {objection}' if objection else adapters.IN_USE}".encode(), 0o600)
         for path in home.glob("*trial*"):  # a kill may have left half of one
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -171,18 +168,25 @@ class _Run:
         click.echo(f"Agreement on held-out answers: {made.held_out}")
         return made.objection
 
-    def _calibrated(self, task: dataset.TrainingTask) -> None:
-        """Fit the gate to what was trained."""
-        name = self._home.name
+    def _calibrated(self, task: dataset.TrainingTask) -> str:
+        """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
+        used, name = self._home / ADAPTER, self._home.name
         reading = counted(len(task.held_out), "reading what is held out")
         with self._models.load_edge() as base, reading as done:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
             texts = read_lessons(edge, task.held_out, done)
+            if used.exists() and used.read_bytes() != self._trial.read_bytes():
+                with suppress(OptionError, RecordsError):  # damaged, or of another base
+                    before = base.adapters.choose(str(used), ())
+                    gained = gain_over(before, task.held_out, texts, base.adapters.trained_on(before))
+                    if gained is None or gained.low <= 0:
+                        return "it is not certainly better than the one in use, which stays"
             try:
                 write_calibration(calibrate_lessons(task.held_out, texts, edge, name)[0], cache_dir())
             except PromptError as error:  # the answers are short
                 TERMINAL.say(f"auto has no limits of its own with {name}: {error.line}")
+        return ""
 
     def _applied(self, task: dataset.TrainingTask) -> str:
         """Use what was trained from now on, and return ""; unless its answers were forgotten meanwhile."""

@@ -136,9 +136,9 @@ def test_what_was_forgotten_meanwhile_is_not_used(
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_what_is_in_use_is_known_again_and_what_gains_nothing_leaves_it(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in use is known again, and replaced only by what is better on the newest."""
+
     def learned(**changes: float) -> tuple[int, str, str]:
         train_by(monkeypatch, **changes)
         return call("learn", "run", "one", "--from", str(taught), "-y")
@@ -155,8 +155,15 @@ def test_what_is_in_use_is_known_again_and_what_gains_nothing_leaves_it(
     ):
         status, said, _ = learned(epochs=1, rate=1e-9)
         assert status == 0 and says in said and used.read_bytes() == good
-    assert learned(rank=16)[0] == 0 and used.read_bytes() != good
-    assert good in [path.read_bytes() for path in used.parent.glob("before-*.gguf")]
+    status, said, _ = learned(epochs=1, rate=0.01)  # better than none, and worse than this
+    assert status == 0 and "Not kept: it is not certainly better than the one in use" in said
+    assert used.read_bytes() == good
+    made = read_adapter(used)
+    pairs = {name: (low, high * 0.01) for name, (low, high) in made.pairs.items()}  # as good as none
+    write_adapter(used, replace(made, pairs=pairs))
+    weak = used.read_bytes()
+    assert learned()[0] == 0 and used.read_bytes() == good != weak
+    assert weak in [path.read_bytes() for path in used.parent.glob("before-*.gguf")]
 
 
 def test_one_name_is_learned_by_one_process_at_a_time(call: Invoke, taught: Path, tmp_path: Path) -> None:

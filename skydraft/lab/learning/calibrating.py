@@ -20,11 +20,13 @@ from skydraft.gating.calibration import Calibration, PairSide
 from skydraft.gating.fitting import LabelledText, fit
 from skydraft.gating.gates import measure
 from skydraft.lab.learning.lessons import KNOWN, WRONG, Lesson
+from skydraft.lab.learning.training import Gain, gain
 from skydraft.prompts.messages import Message
 from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
+_NEWEST = 60  # answers, by which an adapter is compared with the one in use
 OnDone: TypeAlias = Callable[[], None]
 
 
@@ -105,3 +107,16 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, f"{made.model_dump_json(by_alias=True, indent=1)}\n".encode())
     return out
+
+
+def gain_over(
+    used: Engine, lessons: Sequence[Lesson], texts: Sequence[LabelledText], seen: frozenset[str]
+) -> Gain | None:
+    """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
+    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others."""
+    newest = [each for each in zip(lessons, texts, strict=True) if digest(each[0].prompt_ids) not in seen][-_NEWEST:]
+    if not newest:
+        return None
+    after = [(text.disagrees.count(False), len(text.disagrees)) for _, text in newest]
+    olds = [labelled(used, lesson).disagrees for lesson, _ in newest]
+    return gain([(each.count(False), len(each)) for each in olds], after, [lesson.prompt_ids for lesson, _ in newest])
