@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_generate_over_a_link_prints_what_it_prints_in_one_process(invoke: Invoke, server: Serving) -> None:
-    common = ["generate", "你好", *EDGE, "--mode", "quality", "--hand-back", "4", "--max-new-tokens", "20", "--json"]
+    common = ["generate", "你好", *EDGE, "--mode", "quality", "--hand-back", "0", "--max-new-tokens", "20", "--json"]
     status, out, err = invoke(*common, "--cloud", server.address)
     far, near = json.loads(out), json.loads(invoke(*common, "--cloud-model", "toy")[1])
     assert (status, err) == (0, "")

@@ -60,7 +60,7 @@ def test_what_is_wrong_with_a_server_is_a_line(
     invoke: Invoke, guarded: tuple[str, str], foreign: str  # noqa: F811
 ) -> None:  # fmt: skip
     address, tokens = guarded
-    for cloud, says in ((address, "token"), (foreign, "other tokens"), *((each, "refused") for each in NOBODY)):
+    for cloud, says in ((address, "token"), (foreign, "other tokens"), *((each, "no connection") for each in NOBODY)):
         status, out, _ = invoke("doctor", *EDGE, "--cloud", cloud)
         assert status == 1 and says in " ".join(out.split()), out
     assert invoke("doctor", "--cloud", address, "--cloud-token-file", tokens, *EDGE)[0] == 0
