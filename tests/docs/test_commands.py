@@ -56,7 +56,7 @@ NOT_RUN_BLOCKS = {
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
     "skydraft compare --prompts others.txt --adapter reviews": "tests/learning",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
-    "# /etc/systemd/system/skydraft-learn.service": "two files of a system: tests/learning",
+    "0 3 * * * /opt/skydraft/bin/skydraft learn run reviews": "a line of a crontab: tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 BEFORE = {
