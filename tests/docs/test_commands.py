@@ -17,7 +17,6 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
     "qwen2.5-coder-0.5b writes, qwen2.5-coder-1.5b corrects it. Here both run on this machine.",
-    "skydraft: qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks (no key is required).",
     "skydraft: qwen2.5-coder-1.5b on 127.0.0.1:7373 (plaintext, open to everybody who reaches it); exact,",
     '{"file": "data/speech_zh_heldout/demo-fast-loud-woman.flac", "text": "这段录音里说话的是一位女士，…", …}',
 }
@@ -56,7 +55,7 @@ NOT_RUN_BLOCKS = {
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
     "skydraft compare --prompts others.txt --adapter reviews": "tests/learning",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
-    "# /etc/systemd/system/skydraft-learn.service": "two files of a system: tests/learning",
+    "0 3 * * * /opt/skydraft/bin/skydraft learn run reviews": "a line of a crontab: tests/learning",
 }
 # What a reader has done before: (page, first line of a block) -> commands.
 BEFORE = {
