@@ -17,7 +17,6 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
     "qwen2.5-coder-0.5b writes, qwen2.5-coder-1.5b corrects it. Here both run on this machine.",
-    "skydraft: qwen2.5-coder-1.5b on 127.0.0.1:7373 (plaintext, open to everybody who reaches it); exact,",
     '{"file": "data/speech_zh_heldout/demo-fast-loud-woman.flac", "text": "这段录音里说话的是一位女士，…", …}',
 }
 # Commands that a test cannot run, whole, and why.
@@ -57,6 +56,14 @@ NOT_RUN_BLOCKS = {
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
     "0 3 * * * /opt/skydraft/bin/skydraft learn run reviews": "a line of a crontab: tests/learning",
 }
+# What docs/two-machines.md makes for a server and a device.
+_FILES = (
+    "export CLOUD=cloud.example",
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -keyout key.pem -out cert.pem "
+    '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
+    'echo "phone $(openssl rand -hex 24)" | tee token > tokens',
+)
+_SERVE = "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens"
 # What a reader has done before: (page, first line of a block) -> commands.
 BEFORE = {
     ("docs/modes.md", 'skydraft generate "What is edge computing?" --mode auto'): (
@@ -64,12 +71,10 @@ BEFORE = {
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),
     ("docs/gateway.md", 'skydraft gateway --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token'): (
-        "export CLOUD=cloud.example",
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -keyout key.pem -out cert.pem "
-        '-subj "/CN=$CLOUD" -addext "subjectAltName=DNS:$CLOUD"',
-        'echo "phone $(openssl rand -hex 24)" | tee token > tokens',
-        "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens",
+        *_FILES,
+        _SERVE,
     ),
+    ("docs/security.md", _SERVE): _FILES,
     ("docs/models.md", "skydraft models remove qwen2.5-coder-0.5b"): (
         'mkdir -p "$SKYDRAFT_HOME/models" && echo GGUF > '
         '"$SKYDRAFT_HOME/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.partial"',
@@ -85,7 +90,7 @@ NEEDS = ("uvicorn", "llguidance", "matplotlib", "torch", "soundfile", "openai")
 # What a block has to print; blocks that are not here have to succeed.
 PRINTS = {
     "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
-    "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
+    _SERVE: "TLS, a token is",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
     "skydraft models list": "tiny_omni/edge",
     'skydraft generate "Describe a vacuum flask in one sentence." --mode quality --learn lessons': "1 answer",
