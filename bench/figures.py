@@ -31,8 +31,8 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link gated_link race_q4_0 race_q4_k_m vllm tasks long devices everyday speech presets"
-SUMMARY, LINK, GATED, RACE_0, RACE_K, VLLM, TASKS, LONG, DEVICES, EVERYDAY, SPEECH, PRESETS = (
+FILES = "link gated_link race_q4_0 race_q4_k_m vllm tasks devices everyday speech presets"
+SUMMARY, LINK, GATED, RACE_0, RACE_K, VLLM, TASKS, DEVICES, EVERYDAY, SPEECH, PRESETS = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 
@@ -164,14 +164,6 @@ def what_it_keeps_of_everyday_questions() -> list[str]:
         rows.append([code(mode), f"{agreement:.3f}", same_answers, *(f"{value:.3f}" for value in costs)])
     head = ("agreement", "same answers", "calls a token", "written", "rows a token")
     return table(("55 everyday questions", *head), rows)
-
-
-def what_it_keeps_of_long_texts() -> list[str]:
-    rows = []
-    for mode in ("auto", "auto;gate=calibrated:0.9"):
-        found = [LONG[mode][name]["value"] for name in ("agreement", "calls", "written", "rows")]
-        rows.append([code(mode), *(f"{value:.3f}" for value in found[:3]), f"{found[3]:.2f}"])
-    return table(("40 long texts", "agreement", "calls a token", "written", "rows a token"), rows)
 
 
 def gated_over_a_link() -> list[str]:
@@ -314,7 +306,6 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "docs/measuring.md": (
         what_a_mode_keeps,
         what_it_keeps_of_everyday_questions,
-        what_it_keeps_of_long_texts,
         over_a_link,
         gated_over_a_link,
         two_engines,

@@ -11,7 +11,7 @@ import pytest
 from .blocks import Block, blocks_of, commands_of
 from .following import Reader
 
-_DOCS = "try chat modes gateway interface python two-machines measuring tasks speech learning models security"
+_DOCS = "try chat modes gateway interface python two-machines measuring reproduce tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
@@ -77,7 +77,8 @@ BEFORE = {
     ),
     (
         "docs/measuring.md",
-        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --out served",
+        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --emulate-rtt 60 "
+        "--out linked",
     ): ("skydraft serve",),
 }
 # The block with which a page goes on to the other machine.
