@@ -47,8 +47,6 @@ NOT_RUN_BLOCKS = {
     "pip install '.[prebuilt]'": "tests/test_installs.py",
     "skydraft caption clips/*.wav --edge-model Qwen": "the published weights and CUDA are not here",
     "# service.py, for: uvicorn service:app": "tests/docs/test_service.py",
-    """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
-    "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "lm_eval --model local-completions --tasks arc_easy --model_args \\": "lm-eval; tests/gateway/test_logprobs.py",
     "export OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none": "tests/gateway/test_agents.py",
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
