@@ -209,19 +209,6 @@ def in_short() -> list[str]:
     )
 
 
-def how_many_devices() -> list[str]:
-    counts = sorted({point["clients"] for point in DEVICES["points"]})
-    rows = []
-    for texts in ("short", "long"):
-        for mode in ("auto", "auto;gate=calibrated:0.9"):
-            most = devices_of(texts, counts[-1], mode)
-            speeds = [f"{carried(texts, num, mode):.2f}" for num in counts]
-            rows.append([f"{texts}, {code(mode)}", *speeds, f"{most['agreement']:.3f}"])
-            rows[-1].append(f"{most['rows'] / most['tokens']:.2f}")
-    names = (f"{num} device{'s' * (num > 1)}" for num in counts)
-    return table(("as many streams = 1", *names, "agreement", "rows a token"), rows)
-
-
 def right_in_short() -> list[str]:
     rows = []
     for task_set, name in (
@@ -284,6 +271,9 @@ def sentences() -> Iterator[tuple[str, str]]:
     yield "docs/modes.md", f"{same_in_auto} answers of `auto` and {same_in_answers} of `answers`"
     page, lossless = "docs/measuring.md", setting("lossless")["speed_over"]["cloud"]
     yield page, f"{lossless['value']:.2f} is within the noise ({lossless['low']:.2f} to {lossless['high']:.2f})."
+    for mode in ("auto", "auto;gate=calibrated:0.9"):
+        short, long = (f"{carried(texts, 16, mode):.2f}" for texts in ("short", "long"))
+        yield page, f"{code(mode)}: {short} on short texts, {long} on long ones"
     ways = [point["ways"] for point in LINK["points"] if (point["target_ms"], point["rtt_ms"]) == (45.0, 20.0)]
     up, down = ([round(way["lossless"][name]) for way in ways] for name in ("bytes_up", "bytes_down"))
     yield page, f"a token takes {min(up)} to {max(up)} bytes up and {min(down)} to {max(down)} bytes down."
@@ -310,7 +300,6 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
         gated_over_a_link,
         two_engines,
         vllm_with_drafts,
-        how_many_devices,
     ),
 }
 
