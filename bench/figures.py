@@ -278,7 +278,7 @@ def sentences() -> Iterator[tuple[str, str]]:
     up, down = ([round(way["lossless"][name]) for way in ways] for name in ("bytes_up", "bytes_down"))
     yield page, f"a token takes {min(up)} to {max(up)} bytes up and {min(down)} to {max(down)} bytes down."
     whole = [way["first text"]["whole"] for way in ways]
-    yield page, f"Counted from the request, they are {min(whole):.2f} to {max(whole):.2f}."
+    yield page, f"a first text, counted from the request, has {min(whole):.2f} to {max(whole):.2f}"
 
 
 TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
