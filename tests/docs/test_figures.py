@@ -25,7 +25,7 @@ FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|\b\d+(?:\.\d+)? ?%")
 SETTINGS = (
     r"(?:Python|Codex CLI|vLLM|llm|nginx) \(?\d\.\d+", r"Apache-2\.0", r"\d\.\d GB", r"(?:entropy|calibrated):[\d.]+",
     r"agreement of(?: at least)? 0\.95?", r"the second for 0\.9", r"above 3\.25 nats", r"bubblewrap +0\.8",
-    r"(?:less than|below) 0\.3", r"in brackets the 95 % interval",
+    r"(?:less than|below) 0\.3",
 )  # fmt: skip
 
 
