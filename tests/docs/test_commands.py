@@ -87,7 +87,7 @@ PRINTS = {
     "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
     "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens": "TLS, a token is",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
-    "skydraft models list": "tiny_omni/edge",
+    "skydraft models path": "tiny_omni/edge",
     'skydraft generate "Describe a vacuum flask in one sentence." --mode quality --learn lessons': "1 answer",
 }  # fmt: skip
 
