@@ -11,7 +11,7 @@ import pytest
 from .blocks import Block, blocks_of, commands_of
 from .following import Reader
 
-_DOCS = "try chat modes gateway interface python two-machines measuring tasks speech learning models security"
+_DOCS = "try chat modes gateway interface python two-machines measuring reproduce tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
@@ -45,8 +45,6 @@ NOT_RUN_BLOCKS = {
     "pip install '.[prebuilt]'": "tests/test_installs.py",
     "skydraft caption clips/*.wav --edge-model Qwen": "the published weights and CUDA are not here",
     "# service.py, for: uvicorn service:app": "tests/docs/test_service.py",
-    """cat >> "$(dirname "$(llm logs path)")/extra-openai-models.yaml" <<'END'""": "llm: make test-conformance",
-    "from langchain_openai import ChatOpenAI": "LangChain: make test-conformance",
     "lm_eval --model local-completions --tasks arc_easy --model_args \\": "lm-eval; tests/gateway/test_logprobs.py",
     "export OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none": "tests/gateway/test_agents.py",
     "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
@@ -81,7 +79,8 @@ BEFORE = {
     ),
     (
         "docs/measuring.md",
-        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --out served",
+        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --emulate-rtt 60 "
+        "--out linked",
     ): ("skydraft serve",),
 }
 # The block with which a page goes on to the other machine.
@@ -92,7 +91,7 @@ PRINTS = {
     "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
     _SERVE: "TLS, a token is",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
-    "skydraft models list": "tiny_omni/edge",
+    "skydraft models path": "tiny_omni/edge",
     'skydraft generate "Describe a vacuum flask in one sentence." --mode quality --learn lessons': "1 answer",
 }  # fmt: skip
 

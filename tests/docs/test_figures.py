@@ -21,11 +21,11 @@ from .blocks import ROOT
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 HELD_ELSEWHERE = {"docs/cli.md", "docs/learning.md", "docs/architecture.md"}  # generated; below; has none
 FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|\b\d+(?:\.\d+)? ?%")
-# What nobody measured, in the words around it: versions, sizes, thresholds, what an interval is.
+# What nobody measured, in the words around it: versions, sizes, thresholds.
 SETTINGS = (
     r"(?:Python|Codex CLI|vLLM|llm|nginx) \(?\d\.\d+", r"Apache-2\.0", r"\d\.\d GB", r"(?:entropy|calibrated):[\d.]+",
     r"agreement of(?: at least)? 0\.95?", r"the second for 0\.9", r"above 3\.25 nats", r"bubblewrap +0\.8",
-    r"(?:less than|below) 0\.3", r"in brackets the 95 % interval",
+    r"(?:less than|below) 0\.3",
 )  # fmt: skip
 
 
