@@ -205,6 +205,7 @@ class StockConnection:
                 says = f"--drafts is for vLLM, and the server at {self.address} is {dialect.name}."
                 raise OptionError(says, hint="Leave it out.")
             self.known, self._is_old = await self._described(dialect, timeout_s, wire), False
+            self._pool.asked()
             return self.known
 
     async def _dialect(self, timeout_s: float, wire: Wire) -> Dialect:

@@ -47,6 +47,7 @@ class Pool:
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
         self._known: WeakSet[Any] = WeakSet()  # connections that have carried an answer
+        self._asked: WeakSet[Any] = WeakSet()  # those of them that were there when the server said who it is
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -69,6 +70,10 @@ class Pool:
                 raise OptionError("A proxy that the environment names cannot be used.", hint=hint) from error
         return self._client
 
+    def asked(self) -> None:
+        """The server has said who it is, over connections that are there now."""
+        self._asked |= self._known
+
     @asynccontextmanager
     async def sending(self, request: Request, url: str) -> AsyncIterator[httpx2.Response]:
         """The response to a request, once its headers are there. A client is closed when it carries none any more."""
@@ -77,7 +82,7 @@ class Pool:
         try:
             async with aclosing(await self._responding(client, request, url)) as response:
                 connection = response.extensions["network_stream"]
-                request.is_new = connection not in self._known
+                request.is_new = connection not in self._asked
                 self._known.add(connection)
                 yield response
         finally:
