@@ -105,8 +105,7 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]), **fields,
     )  # fmt: skip
     cloud = cloud.but(require=True)  # no text goes on alone here
-    slowed = _slowed(cloud, request.emulated_rtt_ms)
-    with slowed as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
+    with _slowed(cloud, request.emulated_rtt_ms) as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
         _write_report(out, run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted))

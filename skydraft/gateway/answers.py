@@ -126,8 +126,7 @@ class Answer(ABC):
         elif isinstance(event, Ended):
             choice.ended = event
             if (num_best := self._body.choice.logprobs) is not None:
-                num_tokens = len(choice.tokens)
-                choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
+                choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, len(choice.tokens), num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import ssl
 import struct
 from collections.abc import Callable
 from uuid import uuid4
@@ -16,8 +15,8 @@ import numpy as np
 from skydraft.edge.channel import seen, shared_loop
 from skydraft.edge.stock.dialect import count
 from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.tls import ServerOptions
-from skydraft.engines.vocab import TokenIds
+from skydraft.edge.tls import ServerOptions, trusting
+from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.protocol.address import parse_address
 from skydraft.types import Draft, LinkCost
 
@@ -26,7 +25,6 @@ _VERSION = 1
 # For an answer; between two tries; a connection that was not used for so long may be closed without a word.
 _GREETING_S, _PAUSE_S, _RECENT_S = 5.0, 10.0, 60.0
 _TAIL = 8  # last tokens of a prompt, which the port compares
-_MANY = 64  # tokens
 _MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
@@ -43,7 +41,6 @@ class DraftPort:
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
         self._tried_at, self._used_at, self._is_told = -_PAUSE_S, 0.0, False
-        self._num_grouped = 0
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
@@ -53,12 +50,6 @@ class DraftPort:
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
         return self._writer
-
-    def grouped(self) -> None:
-        """Tokens came together that were no drafts."""
-        self._num_grouped += 1
-        if self._num_grouped == _MANY:
-            self._notify("vLLM sends its tokens in groups (--stream-interval above 1?), so drafts come late.")
 
     async def meet(self, timeout_s: float) -> None:
         """Wait until it is known whether drafts are taken."""
@@ -72,7 +63,8 @@ class DraftPort:
         try:
             async with asyncio.timeout(_GREETING_S):
                 host, port = parse_address(self._options.address)
-                reader, writer = await asyncio.open_connection(host, port, ssl=self._tls(), limit=_MOST_HELD)
+                tls = trusting(self._options.tls_ca) if self._options.uses_tls else None
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=_MOST_HELD)
                 writer.write(greeting := message(b"H", (self._options.token or "").encode()))
                 self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
@@ -90,10 +82,6 @@ class DraftPort:
         if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
             self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
-
-    def _tls(self) -> ssl.SSLContext | None:
-        ca = self._options.tls_ca
-        return ssl.create_default_context(cadata=ca.decode("ascii") if ca else None) if self._options.uses_tls else None
 
     async def close(self) -> None:
         self._tried_at = math.inf  # no text that ends later connects again
@@ -134,11 +122,9 @@ class DraftedText:
             self._known, self._number = writer, next(self.port.numbers)
             self._told = []
             tail = self._prefix[-_TAIL:].astype("<i4").tobytes()
-            content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail
-            sent = message(b"T", content)
+            sent = message(b"T", _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail)
         told, self._told = self._told, [*text[:begin].tolist(), *drafts]
-        pairs = enumerate(zip(self._told, told, strict=False))
-        place = next((at for at, (one, other) in pairs if one != other), min(len(self._told), len(told)))
+        place = num_shared(np.array(self._told, np.int32), np.array(told, np.int32))
         for at in range(place, len(self._told), _MOST_TOLD):
             part = np.array(self._told[at : at + _MOST_TOLD], "<i4").tobytes()
             sent += message(b"D", _DRAFT.pack(self._number, at) + part)
