@@ -94,8 +94,7 @@ def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: P
     source = resolve(model, cache, progress=progress)
     if source is None or not source.is_file():
         raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
-    is_named = model in KNOWN or model.startswith(OLLAMA)
-    name = f"{model if is_named else source.stem}-{kind}"
+    name = f"{model if model in KNOWN or model.startswith(OLLAMA) else source.stem}-{kind}"
     made, lock = named_path(name, cache), named_path(name, cache, ".lock")
     with disk_errors_named(cache), locked(lock, f"{made.stem} is being made by another process."):
         if made.exists():

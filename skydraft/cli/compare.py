@@ -157,8 +157,7 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
     width = max((len(each.mode) for each in settings), default=4)
     click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in _SHOWN_MEASURES))
     for each in settings:
-        values = map(each.value, _SHOWN_MEASURES.values())
-        cells = ("" if value is None else f"{value:.3f}" for value in values)
+        cells = ("" if value is None else f"{value:.3f}" for value in map(each.value, _SHOWN_MEASURES.values()))
         click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells))
 
 

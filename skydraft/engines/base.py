@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,15 +115,12 @@ class Engine(Model, AbstractContextManager["Engine"]):
         known = [self._is_exact.get(shape) for shape in shapes]
         if all(known):
             return self.feed(feeds)
-        try:
+        with or_else(partial(_go_back, feeds, lengths)):
             if False in known:
                 return self._feed_singly(feeds)
             together = [rows.copy() for rows in self.feed(feeds)]  # valid until the next forward only
             _go_back(feeds, lengths)
             singly = self._feed_singly(feeds)
-        except BaseException:
-            _go_back(feeds, lengths)
-            raise
         is_exact = all(map(np.array_equal, together, singly))
         self._is_exact |= {shape: is_exact for shape, was_exact in zip(shapes, known, strict=True) if not was_exact}
         if not is_exact:

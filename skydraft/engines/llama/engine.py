@@ -130,8 +130,7 @@ class LlamaCppEngine(Engine):
             raise EngineError(f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint=hint)
         if self._adapter:  # a context has one at a time; other contexts of the model may have others
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
-        memory = self._lib.get_memory(context)
-        places = [Cells(context, memory, number, length) for number in range(num)]
+        places = [Cells(context, self._lib.get_memory(context), number, length) for number in range(num)]
         self._places += places
         return places
 

@@ -186,7 +186,7 @@ def read_records(path: Path) -> Records:
     lines = list(_parse(path))
     runs = [line for line in lines if isinstance(line, RunLine)]
     if len(runs) != 1 or lines[0] is not runs[0]:
-        raise RecordsError(f"{path} does not begin with its only line of kind run.", hint=_NAME_IT)
+        raise RecordsError(f"{path} does not begin with a line of kind run, its only one.", hint=_NAME_IT)
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
     scores = tuple(line for line in lines if isinstance(line, ScoreLine))
     verdicts = tuple(line for line in lines if isinstance(line, VerdictLine))

@@ -94,8 +94,7 @@ class Store:
 
     def files(self) -> list[Path]:
         """The files of the store, the older first: no links, and no pipes."""
-        paths = (self.folder / name for name in _FILES)
-        return [path for path in paths if path.is_file() and not path.is_symlink()]
+        return [path for name in _FILES if (path := self.folder / name).is_file() and not path.is_symlink()]
 
     def size(self) -> tuple[int, int]:
         """(number of files, bytes)"""
