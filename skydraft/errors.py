@@ -45,7 +45,6 @@ Every message is one line; `hint` is the next thing to do. The code that raises 
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
 """
 
-import asyncio
 import errno
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -201,6 +200,8 @@ def naming(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
 @asynccontextmanager
 async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
     """Raise `late` if what is within takes longer."""
+    import asyncio  # not with the package: it takes a while
+
     try:
         async with asyncio.timeout(seconds):
             yield
