@@ -112,8 +112,9 @@ class GateSpec:
         return self.kind in SIGNALS
 
     def __str__(self) -> str:
-        threshold = f":{self.threshold:.15g}" if self.needs_signals else ""
-        return "+".join((self.kind + threshold, *self.content_rules))
+        return "+".join(
+            (f"{self.kind}:{self.threshold:.15g}" if self.needs_signals else self.kind, *self.content_rules)
+        )
 
 
 def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], bool]) -> None:

@@ -25,6 +25,7 @@ _VERSION = 1
 # For an answer; between two tries; a connection that was not used for so long may be closed without a word.
 _GREETING_S, _PAUSE_S, _RECENT_S = 5.0, 10.0, 60.0
 _TAIL = 8  # last tokens of a prompt, which the port compares
+_MANY = 64  # tokens
 _MOST_TOLD = 256  # tokens of a message
 _MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
@@ -41,6 +42,7 @@ class DraftPort:
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
         self._tried_at, self._used_at, self._is_told = -_PAUSE_S, 0.0, False
+        self._num_grouped = 0
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
@@ -50,6 +52,12 @@ class DraftPort:
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
             self._work.add_done_callback(seen)
         return self._writer
+
+    def grouped(self) -> None:
+        """Tokens came together that were no drafts."""
+        self._num_grouped += 1
+        if self._num_grouped == _MANY:
+            self._notify("vLLM sends its tokens in groups (--stream-interval above 1?), so drafts come late.")
 
     async def meet(self, timeout_s: float) -> None:
         """Wait until it is known whether drafts are taken."""

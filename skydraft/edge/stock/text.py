@@ -145,7 +145,10 @@ class StockText:
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
                 written += verdict.commits()
                 is_over = verdict.finish is not None or len(self._text) >= self._limit
-                if is_over or not (row.goes_on and self._drafted and self._drafted.has_sent(self._text)):
+                is_draft = self._drafted is not None and self._drafted.has_sent(self._text)
+                if row.goes_on and self._drafted is not None and not is_draft:
+                    self._drafted.port.grouped()
+                if is_over or not (row.goes_on and is_draft):
                     break  # else it was a draft that vLLM has checked: it came with its next one
         await self._read_rest(verdict)
         if is_over or verdict is None:
