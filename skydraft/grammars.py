@@ -132,5 +132,6 @@ def check_grammar(text: str) -> str:
 
 def _depth(text: str, *, in_json: bool) -> int:
     """The most brackets open at once, without those that a backslash or, in JSON, quotes protect."""
-    steps = ((char in _OPEN) - (char in _CLOSE) for char in (_QUOTED if in_json else _ESCAPED).sub("", text))
+    bare = (_QUOTED if in_json else _ESCAPED).sub("", text)
+    steps = ((char in _OPEN) - (char in _CLOSE) for char in bare)
     return max(accumulate(steps, lambda depth, step: max(depth + step, 0), initial=0))

@@ -112,9 +112,8 @@ class GateSpec:
         return self.kind in SIGNALS
 
     def __str__(self) -> str:
-        return "+".join(
-            (f"{self.kind}:{self.threshold:.15g}" if self.needs_signals else self.kind, *self.content_rules)
-        )
+        threshold = f":{self.threshold:.15g}" if self.needs_signals else ""
+        return "+".join((self.kind + threshold, *self.content_rules))
 
 
 def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], bool]) -> None:

@@ -119,5 +119,6 @@ class Choices:
     def _leaves(self, prefix: TokenIds, token_id: int) -> bool:
         """A server may spell what the grammar allows by other tokens than ours."""
         if token_id in self.vocab.end_ids:
-            return bool(self.chooser.follow_grammar(np.zeros(self.vocab.size, np.float32), prefix)[token_id] == -np.inf)
+            zeros = np.zeros(self.vocab.size, np.float32)
+            return bool(self.chooser.follow_grammar(zeros, prefix)[token_id] == -np.inf)
         return self.chooser.has_left(np.append(prefix, np.int32(token_id)))

@@ -61,12 +61,8 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
         torch.set_num_threads(num_threads)
     device = check_device(torch, device_name)
     if path.suffix == ".gguf":
-        # It draws a bar of its own.
-        with (
-            failing(transformers, f"cannot load {path}", BrokenModel),
-            quiet(transformers),
-            redirect_stderr(io.StringIO()),
-        ):
+        does, bar = f"cannot load {path}", io.StringIO()  # it draws a bar of its own
+        with failing(transformers, does, BrokenModel), quiet(transformers), redirect_stderr(bar):
             load = transformers.AutoModelForCausalLM.from_pretrained
             model = load(path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True)
         model = model.eval().to(device)
