@@ -137,7 +137,8 @@ class Vocab:
     def classes(self) -> TokenClasses:
         rows = np.fromiter(map(_class_of, self.pieces), np.dtype((np.int32, len(fields(TokenClasses)))), self.size)
         columns = np.ascontiguousarray(rows.T)
-        return TokenClasses(*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8])
+        arrays: list[npt.NDArray[Any]] = [*columns[:5].astype(bool), *columns[5:8].astype(np.int16), columns[8]]
+        return TokenClasses(*arrays)
 
 
 def kept_with_vocab(work: Function) -> Function:

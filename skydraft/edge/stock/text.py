@@ -146,7 +146,7 @@ class StockText:
                 written += verdict.commits()
                 is_over = verdict.finish is not None or len(self._text) >= self._limit
                 is_draft = self._drafted is not None and self._drafted.has_sent(self._text)
-                if row.goes_on and self._drafted is not None and not is_draft:
+                if row.goes_on and self._drafted and not is_draft:
                     self._drafted.port.grouped()
                 if is_over or not (row.goes_on and is_draft):
                     break  # else it was a draft that vLLM has checked: it came with its next one
