@@ -19,7 +19,7 @@ from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.registry import open_engine
 from skydraft.engines.toy import VocabularyOnly
-from skydraft.errors import CloudLost, OptionError, RecordsError, UnknownModel
+from skydraft.errors import CloudLost, OptionError, RecordsError, UnknownModel, or_else
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.models import KNOWN, Progress, SourceName, cache_dir, no_progress, resolve
 from skydraft.models.adapters import folder_of
@@ -63,12 +63,9 @@ def load(
     engine.is_local_only = local_only
     engine.prefixes.beginning = beginning_ids(engine.vocab)
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
-    try:
+    with or_else(engine.close):
         if adapter not in ("auto", "none"):
             engine.adapters.choose(adapter, ())  # it is there, and it fits
-    except BaseException:
-        engine.close()
-        raise
     return engine
 
 
@@ -97,8 +94,7 @@ def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: P
     source = resolve(model, cache, progress=progress)
     if source is None or not source.is_file():
         raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
-    is_named = model in KNOWN or model.startswith(OLLAMA)
-    name = f"{model if is_named else source.stem}-{kind}"
+    name = f"{model if model in KNOWN or model.startswith(OLLAMA) else source.stem}-{kind}"
     made, lock = named_path(name, cache), named_path(name, cache, ".lock")
     with disk_errors_named(cache), locked(lock, f"{made.stem} is being made by another process."):
         if made.exists():

@@ -53,11 +53,11 @@ def content_units(text: str) -> list[str]:
     return list(filter(is_cjk, text)) or re.findall(r"[^\W_]+", text.lower())
 
 
-def num_adjacent(text: str) -> tuple[int, int]:
-    """Number of ideographs equal to the character before them, and of doubles in DOUBLED, which are not among
-    them. A third equal character is no double."""
+def num_adjacent(text: str) -> int:
+    """Number of ideographs equal to the character before them, without the doubles of words in DOUBLED. A third equal
+    character is no double."""
     num_doubles = sum(len(set(match.group())) for match in _DOUBLES.finditer(text))
-    return sum(a == b and is_cjk(a) for a, b in pairwise(text)) - num_doubles, num_doubles
+    return sum(a == b and is_cjk(a) for a, b in pairwise(text)) - num_doubles
 
 
 def visible(text: str) -> str:

@@ -45,9 +45,10 @@ Every message is one line; `hint` is the next thing to do. The code that raises 
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
 """
 
+import errno
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from json import JSONDecodeError
 from typing import Any, ClassVar
 
@@ -172,6 +173,50 @@ def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise kind(f"{what}: {_reason(error)}.", hint=hint) from error
+
+
+@contextmanager
+def telling_of_disk(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
+    """Raise `kind`, or NotEnoughDisk, which say `what` and why: other programs may fill or lock the disk."""
+    try:
+        yield
+    except BrokenPipeError:  # of who reads what is printed
+        raise
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise (NotEnoughDisk if is_full else kind)(f"{what}: {_reason(error)}.", hint=hint) from error
+
+
+@contextmanager
+def naming(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
+    """As `telling`, and for an error of ours, whose own hint stays."""
+    with telling(kind, what, hint):
+        try:
+            yield
+        except SkydraftError as error:
+            raise kind(f"{what}: {error.message}", hint=error.hint) from error
+
+
+@asynccontextmanager
+async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
+    """Raise `late` if what is within takes longer."""
+    import asyncio  # not with the package: it takes a while
+
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise late from error
+
+
+@contextmanager
+def or_else(end: Callable[[], object]) -> Iterator[None]:
+    """Call `end` if anything is raised within, also where it is interrupted or cancelled."""
+    try:
+        yield
+    except BaseException:
+        end()
+        raise
 
 
 def _reason(error: Any) -> str:

@@ -45,6 +45,9 @@ class Resamples:
         """The mean of values [num_prompts] in each draw, [NUM_RESAMPLES]."""
         return self._weights @ values / len(values)
 
+    def mean(self, values: Floats) -> Figure:
+        return around(float(values.mean()), self.means(values))
+
     def figure(self, parts: Floats, wholes: Floats) -> Figure | None:
         """sum(parts) / sum(wholes)."""
         return self.compared(np.positive, (parts, wholes))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -211,6 +211,12 @@ class Draft:
     branch: int
     base: int
     token_ids: tuple[int, ...]
+
+    def after(self, before: Draft | None) -> Draft:
+        """These drafts behind those `before`, if they are of the same branch."""
+        if before is None or before.branch != self.branch:
+            return self
+        return replace(before, token_ids=before.token_ids + self.token_ids)
 
     def at(self, base: int, num: int) -> tuple[int, ...]:
         """So many of its tokens from a place on, fewer if it has fewer."""

@@ -65,8 +65,7 @@ class Said:
                 at = begin + mark.start()
                 count, last_end = count + (at != last_end + 1), at
         length, cut = self._length + len(new), max(len(text) - 2 * _MAX_WORD - 1, 0)
-        has_words = self._has_words or bool(text[:cut].strip())
-        return Said(count, last_end, length, text[cut:], has_words, pending)
+        return Said(count, last_end, length, text[cut:], self._has_words or bool(text[:cut].strip()), pending)
 
 
 def said_along(vocab: Vocab) -> Along[Said]:

@@ -12,7 +12,7 @@ import click
 from skydraft import api
 from skydraft.cli.generate import caught_interrupt
 from skydraft.cli.options.decoding import (
-    Color,
+    SHOWN,
     DecodingChoice,
     GateChoice,
     KeepChoice,
@@ -44,12 +44,6 @@ Colours: plain, the small model wrote it and was sure; green, the large one conf
 one wrote it; magenta, the cloud was gone, so nobody checked it."""
 
 
-_output_section = section("output", "Chat", OutputChoice, [
-    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
-    option("-q --quiet", None, "Do not print the line of figures after each answer.", is_flag=True),
-])  # fmt: skip
-
-
 @dataclass
 class Talk:
     gate: GateChoice
@@ -65,7 +59,7 @@ class Talk:
 @click.command(cls=Command)
 @gate_section
 @loose("Chat", [option("-s --system", "TEXT", "System prompt.", callback=as_text)])
-@_output_section
+@section("output", "Output", OutputChoice, SHOWN)
 @decoding_section
 @cloud_section
 @models_section

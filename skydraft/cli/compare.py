@@ -105,8 +105,7 @@ def compare(
         command="skydraft " + shlex.join(sys.argv[1:]), **fields,
     )  # fmt: skip
     cloud = cloud.but(require=True)  # no text goes on alone here
-    slowed = _slowed(cloud, request.emulated_rtt_ms)
-    with slowed as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
+    with _slowed(cloud, request.emulated_rtt_ms) as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
         assert edge and target  # as no plan does without one
         pair = LoadedPair(edge, target, models.options)
         _write_report(out, run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted))
@@ -158,8 +157,7 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
     width = max((len(each.mode) for each in settings), default=4)
     click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in _SHOWN_MEASURES))
     for each in settings:
-        values = map(each.value, _SHOWN_MEASURES.values())
-        cells = ("" if value is None else f"{value:.3f}" for value in values)
+        cells = ("" if value is None else f"{value:.3f}" for value in map(each.value, _SHOWN_MEASURES.values()))
         click.echo(f"{each.mode:<{width}}" + "".join(f"{cell:>15}" for cell in cells))
 
 

@@ -171,8 +171,7 @@ class _Run:
     def _calibrated(self, task: dataset.TrainingTask) -> str:
         """Say why what was trained should not replace what is in use, or calibrate the gate to it, and return ""."""
         used, name = self._home / ADAPTER, self._home.name
-        reading = counted(len(task.held_out), "reading what is held out")
-        with self._models.load_edge() as base, reading as done:
+        with self._models.load_edge() as base, counted(len(task.held_out), "reading what is held out") as done:
             edge = base.adapters.choose(str(self._trial), ())
             edge.name = f"{base.name}+{name}"
             texts = read_lessons(edge, task.held_out, done)

@@ -53,9 +53,8 @@ def list_models(json: bool) -> None:
     for row in rows:
         size = f"{row['bytes'] / 1e6:.{0 if row['bytes'] > 1e7 else 1}f} MB"
         console.print(f"{row['name']:<{wide}}  {size:>8}  {row.get('type', row['license']):<12}  {_state(row)}")
-    console.print(
-        f"\nOur own files are in {folder}, {_bytes_in(folder) / 1e6:.0f} MB; SKYDRAFT_HOME names another folder."
-    )
+    size = f"{_bytes_in(folder) / 1e6:.0f} MB"
+    console.print(f"\nOur own files are in {folder}, {size}; SKYDRAFT_HOME names another folder.")
 
 
 def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:

@@ -68,9 +68,8 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
         click.echo(_announcement(worker, options, port), err=True)
 
     is_text = models.target_name in KNOWN or models.target_name.endswith(".gguf")
-    waits = (
-        f"skydraft: stopping; requests that have begun get up to {options.grace_s:g} s. Ctrl-C again ends them at once."
-    )
+    grace = f"up to {options.grace_s:g} s"
+    waits = f"skydraft: stopping; requests that have begun get {grace}. Ctrl-C again ends them at once."
     with suppress(KeyboardInterrupt):  # while it loads
         run(load, options, ready, on_stop=lambda: click.echo(waits, err=True), may_take_audio=not is_text)
     click.echo("skydraft: stopped.", err=True)

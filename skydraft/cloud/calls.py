@@ -10,7 +10,7 @@ import grpc
 
 from skydraft.access.keys import Keyring
 from skydraft.cloud import log
-from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError
+from skydraft.errors import CloudFailure, CloudTimeout, SkydraftError, within
 from skydraft.protocol.codec import VOCABULARY_WANTED, encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import GET_INFO, HEALTH, SERVING, ServerInfo
@@ -60,11 +60,8 @@ def _answering(how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Method:
     """Anybody can begin such a call and send nothing, so it has a time limit."""
 
     async def answer(context: RpcContext) -> None:
-        try:
-            async with asyncio.timeout(QUESTION_S):
-                if isinstance(question := await context.read(), bytes):
-                    await context.write(await how(question, context))
-        except TimeoutError as error:
-            raise CloudTimeout("The question did not come.") from error
+        async with within(QUESTION_S, CloudTimeout("The question did not come.")):
+            if isinstance(question := await context.read(), bytes):
+                await context.write(await how(question, context))
 
     return answer

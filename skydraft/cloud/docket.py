@@ -286,8 +286,7 @@ class Docket:
     def idle_s(self) -> float:
         """Seconds for which no job needs work; infinite without jobs."""
         due = min((job.due for job in self._active), default=float("inf"))
-        again_s = _LOOK_AGAIN_S if self._waiting else float("inf")
-        return max(min(due - self._clock(), again_s), 0.0)
+        return max(min(due - self._clock(), _LOOK_AGAIN_S if self._waiting else float("inf")), 0.0)
 
     def batch(self, max_rows: int, ms: Callable[[int], float]) -> Batch:
         """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns. Drafts

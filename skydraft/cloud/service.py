@@ -107,11 +107,8 @@ class VerifierService:
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _next(self, stream: Stream) -> bytes | None:
-        try:
-            async with asyncio.timeout(self._limits.session_ttl_s):
-                return await stream.requests.get()
-        except TimeoutError as error:
-            raise errors.CloudLost("The stream was idle for too long.") from error
+        async with errors.within(self._limits.session_ttl_s, errors.CloudLost("The stream was idle for too long.")):
+            return await stream.requests.get()
 
     async def _read(self, stream: Stream, context: RpcContext) -> None:
         """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end. A stop of

@@ -274,8 +274,7 @@ class TextStream:
         if found := [(at, len(text), text) for text in self._stop if (at := self._held.find(text)) >= 0]:
             start, _, self.stopped_by = min(found)
             return self._held[:start]
-        suspect = max((num_suspect(self._held, each) for each in self._stop), default=0)
-        return self._release(len(self._held) - suspect)
+        return self._release(len(self._held) - max((num_suspect(self._held, each) for each in self._stop), default=0))
 
     def finish(self) -> tuple[str, str]:
         """The text held back at the end, without an incomplete character."""

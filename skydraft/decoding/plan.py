@@ -87,8 +87,7 @@ def make_plan(
         hint = "Use --mode quality, or give --gate (--gate always to check every block) and no --mode."
         raise OptionError(f"--gate {gate} is lossy, and mode lossless is not.", hint=hint)
     chosen_gate = parse_gate(gate or spec.gate)
-    takes_own = hand_back is None and chosen_gate.kind != "never"
-    back = parse_hand_back(spec.hand_back) if takes_own else given_back
+    back = parse_hand_back(spec.hand_back) if hand_back is None and chosen_gate.kind != "never" else given_back
     if spec.k == "auto" and k is None and hand_back is None:
         return Plan(chosen_gate, None, mode=name, hand_back=None)
     chosen_k = given_k if k is not None or spec.k == "auto" else spec.k

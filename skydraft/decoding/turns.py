@@ -55,8 +55,7 @@ class Turns:
         """Take in a committed round. A correction begins the target's turn."""
         record, self._opening = done.record, self._k
         if record.num_draft and record.outcome != "written":
-            is_over = record.num_accepted < record.num_draft or self._streams
-            is_corrected = record.outcome == "verified" and is_over
+            is_corrected = record.outcome == "verified" and (record.num_accepted < record.num_draft or self._streams)
             self._is_targets, self._num_written, self._num_agreed, self._num_unread = is_corrected, 0, 0, 0
         else:
             self._num_written += record.num_committed

@@ -11,8 +11,9 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.config import DecodingParams
 from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.accounts.scoring import score
+from skydraft.decoding.context import Text
 from skydraft.decoding.race.branch import Came
-from skydraft.engines.base import Engine, Sequence, TokenBuffer
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
 from skydraft.types import Cost, Draft, DraftBlock, FinishReason, LinkCost, Prompt, Score, Verdict
@@ -133,7 +134,7 @@ class Verification:
         return Verdict(self.block.base, self._num_accepted, self._token_id, self._finish, audit, cost, scores)
 
 
-class TargetSession:
+class TargetSession(Text):
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
@@ -146,29 +147,16 @@ class TargetSession:
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *,
         committed: Seq[int] = (), num_best: int | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(prompt.token_ids, committed)
         self._engine, self._prompt = engine, prompt
-        self._tokens = TokenBuffer((*prompt.token_ids, *committed))
-        room, prompt_len = engine.room(prompt.token_ids, prompt.media), len(prompt.token_ids)
+        room, chooser = engine.room(prompt.token_ids, prompt.media), Chooser(params, engine.vocab, self._prompt_len)
         stopping = Stopping(params, engine.vocab, min(params.max_new_tokens, room))
-        self._rules = Rules(prompt_len, Chooser(params, engine.vocab, prompt_len), stopping, num_best)
+        self._rules = Rules(self._prompt_len, chooser, stopping, num_best)
         self.scores: list[Score] = []
         self.finish: FinishReason | None = None
         if self.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"A generation of {self.base} tokens has reached its end.")
         self._sequence: Sequence | None = None
-
-    @property
-    def base(self) -> int:
-        return len(self._tokens) - len(self._prompt.token_ids)
-
-    @property
-    def token_ids(self) -> TokenIds:
-        return self._tokens.view
-
-    @property
-    def generated(self) -> TokenIds:
-        """Read-only view of the tokens after the prompt, [base]."""
-        return self._tokens.view[len(self._prompt.token_ids) :]
 
     @property
     def is_seated(self) -> bool:
@@ -177,7 +165,7 @@ class TargetSession:
     @property
     def needs_prefill(self) -> bool:
         """Whether some of the prompt is not in the KV cache yet; False without a sequence."""
-        return self._sequence is not None and self._sequence.length < len(self._prompt.token_ids) - 1
+        return self._sequence is not None and self._sequence.length < self._prompt_len - 1
 
     @property
     def num_in_cache(self) -> int:

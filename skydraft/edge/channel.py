@@ -10,9 +10,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ import grpc
 
 from skydraft import errors
 from skydraft.edge.tls import ServerOptions, first_error
-from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError
+from skydraft.errors import Cancelled, CloudLost, CloudTimeout, OptionError, SkydraftError, or_else
 from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, HEALTH, SERVING, SESSION
 
@@ -146,16 +146,6 @@ def shared_loop() -> EventLoop:
     with _lock:
         _shared = _shared or EventLoop()
         return _shared
-
-
-@contextmanager
-def or_else(end: Callable[[], object]) -> Iterator[None]:
-    """Call `end` if anything is raised within, also where it is cancelled."""
-    try:
-        yield
-    except BaseException:
-        end()
-        raise
 
 
 Look: TypeAlias = Callable[[float], Awaitable[object]]  # asks a server for a sign of life, which may take so long

@@ -84,8 +84,7 @@ def _wanted(error: SkydraftError, now: Situation) -> Recovery:
         case errors.CloudFailure():
             if now.num_failures + 1 >= _MAX_FAILURES:
                 return Recovery("alone" if now.falls_back else "give up")
-            is_elsewhere = now.has_others and now.num_failures > 0
-            return Recovery("elsewhere") if is_elsewhere else Recovery("open again", pause_s)
+            return Recovery("elsewhere") if now.has_others and now.num_failures else Recovery("open again", pause_s)
         # Perhaps the text outgrew the context.
         case errors.LimitExceeded() | errors.BudgetSpent() | errors.BrokenOff() if now.falls_back:
             return Recovery("alone", is_final=True)

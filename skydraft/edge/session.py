@@ -19,12 +19,12 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
-from skydraft.edge.channel import Channel, SessionStream, Waiting, or_else
+from skydraft.edge.channel import Channel, SessionStream, Waiting
 from skydraft.edge.server import OURS
 from skydraft.edge.stock.drafts import DraftPort
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch
+from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch, or_else
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import Opening, ServerInfo, TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
@@ -139,8 +139,7 @@ class OwnText:
 
     def draft(self, draft: Draft) -> None:
         """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""
-        known = self._drafts.get(draft.branch)
-        self._drafts[draft.branch] = replace(known, token_ids=known.token_ids + draft.token_ids) if known else draft
+        self._drafts[draft.branch] = draft.after(self._drafts.get(draft.branch))
         for number in sorted(self._drafts)[:-_NUM_BRANCHES]:
             del self._drafts[number]
         self._send_drafts()

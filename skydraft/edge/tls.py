@@ -8,6 +8,11 @@ from skydraft.errors import CloudLost, OptionError, SkydraftError, WrongServer
 from skydraft.protocol.address import is_loopback, parse_address
 
 
+def trusting(tls_ca: bytes | None) -> ssl.SSLContext:
+    """What a client trusts: these certificates (PEM), or without any the system's. Raises ValueError, SSLError."""
+    return ssl.create_default_context(cadata=tls_ca.decode("ascii") if tls_ca else None)
+
+
 def check_credentials(token: str | None, tls_ca: bytes | None) -> None:
     """Raise OptionError for a token or key that no header can carry, without telling it, or for no certificate."""
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
@@ -15,7 +20,7 @@ def check_credentials(token: str | None, tls_ca: bytes | None) -> None:
         raise OptionError("The token is empty, or has a character that cannot be sent.", hint=hint)
     try:
         if tls_ca:
-            ssl.create_default_context(cadata=tls_ca.decode("ascii"))
+            trusting(tls_ca)
     except (ssl.SSLError, ValueError) as error:
         raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the file that signs.") from error
 

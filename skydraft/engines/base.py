@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from skydraft.engines.model import FairLock, Feeds, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.errors import ContextExceeded, OptionError, PromptError
+from skydraft.errors import ContextExceeded, EngineError, OptionError, PromptError, or_else
 from skydraft.files import log
 from skydraft.types import Recordings, Reuse
 
@@ -54,11 +55,8 @@ class Engine(Model, AbstractContextManager["Engine"]):
     def open(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         """A new sequence holding all of `prompt` but its last token, which `extend` feeds first. Raises PromptError."""
         sequence = self.begin(prompt, media, reuse)
-        try:
+        with or_else(sequence.close):
             self.fill(sequence, prompt)
-        except BaseException:
-            sequence.close()
-            raise
         return sequence
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
@@ -86,6 +84,26 @@ class Engine(Model, AbstractContextManager["Engine"]):
         """Release what was kept for so long, unless a thread has the floor."""
         self.lock.if_free(lambda: self.prefixes.forget(self, older_than_s))
 
+    def extend_batch(self, feeds: Feeds) -> list[Rows]:
+        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
+        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
+        with self.floor:
+            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+                raise EngineError("A sequence may occur only once in a batch.")
+            for sequence, token_ids in feeds:
+                sequence.check_open()
+                if len(token_ids) == 0:
+                    raise EngineError("Nothing to feed.")
+                if (length := sequence.length + len(token_ids)) > self.context_len:
+                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
+                self.check_ids(token_ids)
+            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                raise EngineError(f"{num_rows} rows are too many for one forward.")
+            longest = max(sequence.length for sequence, _ in feeds)
+            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
+                return self.feed_compared(feeds)
+            return self.feed(feeds)
+
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
 
@@ -97,15 +115,12 @@ class Engine(Model, AbstractContextManager["Engine"]):
         known = [self._is_exact.get(shape) for shape in shapes]
         if all(known):
             return self.feed(feeds)
-        try:
+        with or_else(partial(_go_back, feeds, lengths)):
             if False in known:
                 return self._feed_singly(feeds)
             together = [rows.copy() for rows in self.feed(feeds)]  # valid until the next forward only
             _go_back(feeds, lengths)
             singly = self._feed_singly(feeds)
-        except BaseException:
-            _go_back(feeds, lengths)
-            raise
         is_exact = all(map(np.array_equal, together, singly))
         self._is_exact |= {shape: is_exact for shape, was_exact in zip(shapes, known, strict=True) if not was_exact}
         if not is_exact:

@@ -18,7 +18,7 @@ import numpy as np
 
 from skydraft.engines.model import Sequence
 from skydraft.engines.vocab import TokenIds, num_shared
-from skydraft.errors import EngineError
+from skydraft.errors import EngineError, or_else
 from skydraft.types import Cost, Recordings, Reuse
 
 if TYPE_CHECKING:
@@ -83,14 +83,11 @@ class PrefixCache:
             self.make_room(engine, 1)
             sequence = Sequence(engine, engine.allocate(len(ids)), media, reuse)
         self._taken.add(sequence)
-        try:
+        with or_else(sequence.discard):
             if sequence.length:
                 engine.roll_back(sequence, length)
             elif source and engine.can_copy:
                 self._give(engine, source, sequence, ids[:length], whole_len)
-        except BaseException:
-            sequence.discard()
-            raise
         return sequence
 
     def _source(

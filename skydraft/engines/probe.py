@@ -86,6 +86,5 @@ def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
 
 def _read(path: Path) -> dict[str, RowProfile]:
     with suppress(OSError, ValueError):
-        known = _PROFILES.validate_json(read_file(path))
-        return {key: profile for key, profile in known.items() if profile.is_sound}
+        return {key: each for key, each in _PROFILES.validate_json(read_file(path)).items() if each.is_sound}
     return {}

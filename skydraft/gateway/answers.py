@@ -126,8 +126,7 @@ class Answer(ABC):
         elif isinstance(event, Ended):
             choice.ended = event
             if (num_best := self._body.choice.logprobs) is not None:
-                num_tokens = len(choice.tokens)
-                choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, num_tokens, num_best)}
+                choice.both = {"logprobs": both_logprobs(self._vocab, event.scores, len(choice.tokens), num_best)}
             if event.pieces:
                 yield from self._write(index, Run(event.pieces))
 
@@ -138,8 +137,7 @@ class Answer(ABC):
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
         """The runs of a round. Their tokens are added to the choice."""
         scores, first = iter(event.scores), 0
-        both = zip(event.tokens, event.pieces, strict=True)
-        for _, run in itertools.groupby(both, key=lambda each: each[0].origin):
+        for _, run in itertools.groupby(zip(event.tokens, event.pieces, strict=True), lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
             scored = self._wanted(itertools.islice(scores, len(tokens)))
             begins = {"begins": choice.began.begins} if choice.began.begins and not choice.tokens else {}

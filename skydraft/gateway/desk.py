@@ -242,8 +242,7 @@ class GatewayMetrics:
 
     def happened(self, event: Event) -> None:
         if isinstance(event, Wrote):
-            record = event.done.record
-            self._rounds.labels(record.outcome).inc()
+            self._rounds.labels(event.done.record.outcome).inc()
             for token in event.tokens:
                 self._tokens.labels(token.origin).inc()
         elif isinstance(event, Ended):

@@ -1,6 +1,5 @@
 """Keys, origins and limits on bodies, checked before all other handling of a request."""
 
-import asyncio
 import re
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skydraft.access.shares import Shares
-from skydraft.errors import NotAuthorized
+from skydraft.errors import NotAuthorized, within
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.protocol.address import is_loopback
 
@@ -99,9 +98,7 @@ class Doorkeeper:
             raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower())):  # without the port
-            message = (
-                "Without API keys the gateway answers to http://localhost alone. Give it --api-key-file for others."
-            )
+            message = "Without API keys the gateway answers to http://localhost alone. Others need --api-key-file."
             raise Refusal(403, message, code="wrong_host")
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
@@ -110,16 +107,15 @@ class Doorkeeper:
         """Raises Refusal for a body that is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
+        late = Refusal(408, f"The body did not come within {self._body_s:g} s.")
         try:
-            async with asyncio.timeout(self._body_s):
+            async with within(self._body_s, late):
                 async for part in Request(scope, receive).stream():
                     visit.take(len(part))
                     visit.body += part
                     self._check_length(len(visit.body))
         except ClientDisconnect as error:
             raise Refusal(400, "The client hung up.") from error
-        except TimeoutError as error:
-            raise Refusal(408, f"The body did not come within {self._body_s:g} s.") from error
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:

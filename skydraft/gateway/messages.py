@@ -103,8 +103,7 @@ def _turns(message: _Message) -> Iterator[Turn]:
     calls = [block for block in message.content if isinstance(block, CalledTool)]
     content: list[Any] = [block for block in message.content if isinstance(block, TextPart | Other)]
     if message.role == "system":
-        texts = (_BILL.sub("", block.text) for block in content)
-        content = [TextPart(text=text) for text in texts if text]
+        content = [TextPart(text=text) for block in content if (text := _BILL.sub("", block.text))]
     turn = Turn(message.role, content, calls)
     if calls or turn.thought or any(isinstance(block, TextPart) or message.role == "user" for block in content):
         yield turn

@@ -93,8 +93,6 @@ def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more:
             params = replace(params, min_call_prob=MIN_CALL_PROB)
         # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
         plan = plan if ours.gate else plan.checking_start()
-    elif not functions and tool_calls.writes_calls(edge.vocab):
-        messages = tool_calls.results_before_questions(messages)
     if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
         message = "This gateway shares no recordings. Use skydraft-edge, or start it with --share-audio features."
         raise Refusal(400, message, param=ask.body.prompt_field)

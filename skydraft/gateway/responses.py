@@ -173,8 +173,7 @@ class ResponsesAnswer(ItemsAnswer):
 
     def whole(self) -> dict[str, Any]:
         *_, last = self.last()
-        response: dict[str, Any] = last["response"]
-        return response
+        return dict(last["response"])
 
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"

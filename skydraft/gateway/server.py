@@ -14,8 +14,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 
 from skydraft.access.certificates import Certificate
-from skydraft.edge.channel import or_else
-from skydraft.errors import OptionError, telling
+from skydraft.errors import OptionError, or_else, telling
 from skydraft.gateway.app import Gateway
 from skydraft.protocol.address import check_encrypted, is_loopback
 

@@ -87,10 +87,6 @@ class Calibration(Stored):
     curves: tuple[Curve, ...] = Field(min_length=1)
     fitted: dict[str, str | int]
 
-    @property
-    def hand_backs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(curve.hand_back for curve in self.curves))
-
     def curve(self, k: int, hand_back: HandBack) -> Curve:
         """The curve for blocks of up to `k` tokens: that of the next shorter k, which is stricter, or the first.
 

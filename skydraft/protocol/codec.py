@@ -317,8 +317,7 @@ def encode_info(info: ServerInfo, vocabulary: bytes = b"") -> bytes:
 @reading("GetInfoReply")
 def decode_info(data: bytes) -> ServerInfo:
     message = pb.GetInfoReply.FromString(data)
-    sizes = message.vocab_size, message.context_len, message.max_sessions
-    if min(sizes) < 1:
+    if min(message.vocab_size, message.context_len, message.max_sessions) < 1:
         raise ValueError("a size is 0")
     same = {name: getattr(message, name) for name in _AS_THEY_ARE}
     return ServerInfo(fingerprint=message.fingerprint.hex(), execution=_EXECUTIONS[message.execution], **same)

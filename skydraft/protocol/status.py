@@ -72,9 +72,8 @@ def from_rpc(rpc: Any) -> SkydraftError:
                 return errors.TlsFailure(message, hint=hint)
         return errors.CloudLost(f"no connection: {text.rsplit(': ', 1)[-1].rstrip('.]')}.")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.ProtocolError(
-            f"The server speaks no {SERVICE}: {text.rstrip('.')}.", hint="Use one version of skydraft on both sides."
-        )
+        hint = "Use one version of skydraft on both sides."
+        return errors.ProtocolError(f"The server speaks no {SERVICE}: {text.rstrip('.')}.", hint=hint)
     return _BY_CODE.get(code, errors.CloudFailure)(f"The cloud answered {code.name}: {text.rstrip('.')}.")
 
 

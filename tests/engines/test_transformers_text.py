@@ -13,7 +13,7 @@ import pytest
 
 import skydraft
 from skydraft.config import DecodingParams
-from skydraft.engines.checkpoints.engine import failed
+from skydraft.engines.checkpoints.engine import failing
 from skydraft.engines.checkpoints.text import TransformersEngine, cache_argument
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError
@@ -187,7 +187,9 @@ def test_a_model_larger_than_the_free_memory_is_told_of(folders: Any, monkeypatc
 def test_a_version_that_may_not_fit_is_named_and_the_model_is_not_blamed(version: str) -> None:
     kind = MissingDependency if version == "5.25.0" else BrokenModel
     library = SimpleNamespace(__version__=version)
-    error = failed(library, "cannot load m", TypeError("no 'kv'"), BrokenModel, "Fetch it.")
+    with pytest.raises(kind) as raised, failing(library, "cannot load m", BrokenModel, "Fetch it."):
+        raise TypeError("no 'kv'")
+    error = raised.value
     assert type(error) is kind and ("Fetch it." in str(error)) == (kind is BrokenModel)
     assert (f"transformers {version} cannot load m (no 'kv')" in str(error)) == (kind is MissingDependency)
     for name in ("cache", "past_key_values"):

@@ -95,7 +95,7 @@ RUN, GENERATION, SCORE = lines.run_line(), lines.generation(), lines.score()
 BROKEN: dict[str, tuple[str, str]] = {
     "not there": ("", "cannot be read: No such file"), "no text": ("\udcff\udcfe\n", "not UTF-8"),
     "no first line": (lines.text_of(GENERATION), "does not begin with a line"),
-    "a run in the middle": (broken(lines.text_of(RUN)), "more than one run"),
+    "a run in the middle": (broken(lines.text_of(RUN)), "its only one"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
     "another schema": (nested(RUN, "schema", 2), "schema: "),
     "unknown kind": (broken(nested(GENERATION, "kind", "opinion")), "Line 2"),

@@ -92,7 +92,7 @@ def test_a_line_that_is_no_lesson_is_skipped_whoever_wrote_it(tmp_path: Path, te
 
 def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path: Path) -> None:
     store = filled(tmp_path, lesson(1))
-    with no_file_beyond(store.size()[1] + 50), pytest.raises(NotEnoughDisk, match="has no room for another lesson"):
+    with no_file_beyond(store.size()[1] + 50), pytest.raises(NotEnoughDisk, match="cannot be kept"):
         store.add(lesson(2))
     assert read(tmp_path) == ([lesson(1)], Counter())
 

@@ -192,22 +192,6 @@ def result(of: str | None, said: str) -> Message:
     return Message("tool", said, (("tool_call_id", of),) if of else ())
 
 
-def test_results_stand_before_their_question_and_what_has_no_result_stays() -> None:
-    asked = [
-        Message("system", "短"), Message("user", "一"), called(("a", {"x": "北"}), ("b", "{")), result("b", "雨"),
-        result("a", "晴"), Message("assistant", "好"), Message("user", "二"), called(("a", {}), said="看"),
-        result("a", "云"), result(None, "?"), called(("c", {})),
-    ]  # fmt: skip
-    results = ["天气 {\n雨", '天气 {"x": "北"}\n晴', "天气 {}\n云", "?"]
-    first, second, third, fourth = (f"<tool_response>\n{each}\n</tool_response>\n" for each in results)
-    assert tool_calls.results_before_questions(asked) == [
-        asked[0], Message("user", f"{first}{second}\n一"), asked[5], Message("user", f"{third}{fourth}\n二"),
-        Message("assistant", "看"), asked[-1],
-    ]  # fmt: skip
-    for unchanged in ([asked[0], *asked[-1:]], [asked[3]], asked[:2]):
-        assert tool_calls.results_before_questions(unchanged) == unchanged
-
-
 def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
     told = tool_calls.may_answer(given)

@@ -143,11 +143,14 @@ class OutputChoice:
     trace: Path | None = None
 
 
+SHOWN = [
+    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
+    option("-q --quiet", None, "Do not print the line of figures after an answer.", is_flag=True),
+]
 output_section = section("output", "Output", OutputChoice, [
     option("--json", None, "Print one JSON object at the end instead of text.", is_flag=True),
     option("--trace", "FILE", "Write one line of JSON to FILE for each round.", type=Path),
-    option("--color", None, "Colour each token by its origin.", type=Color, default="auto"),
-    option("-q --quiet", None, "Do not print the line of figures on stderr.", is_flag=True),
+    *SHOWN,
 ])  # fmt: skip
 
 

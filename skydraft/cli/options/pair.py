@@ -53,10 +53,9 @@ class ModelChoice:
         """With a context that fits so many sequences of these models, where none was given; a line says which."""
         if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
             return self
+        offline, source = self.offline or self.local_only, self.source
         with downloads() as progress:
-            found = api.fitting_context(
-                names, num_sequences, offline=self.offline or self.local_only, source=self.source, progress=progress
-            )
+            found = api.fitting_context(names, num_sequences, offline=offline, source=source, progress=progress)
         if found is None:
             return self
         context_len, total_len, line = found

@@ -69,8 +69,7 @@ def loose(title: str, options: Sequence[click.Option], rare: Sequence[str] = ())
         option.section = _RARE if option.name in rare else title  # type: ignore[attr-defined]
 
     def decorate(command: Function) -> Function:
-        before = getattr(command, "__click_params__", [])
-        vars(command)["__click_params__"] = [*before, *reversed(options)]
+        vars(command)["__click_params__"] = [*getattr(command, "__click_params__", []), *reversed(options)]
         return command
 
     return decorate

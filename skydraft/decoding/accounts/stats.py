@@ -1,8 +1,9 @@
 import itertools
-import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from skydraft.decoding.accounts.prices import Prices
 from skydraft.types import Cost, LinkCost, StepRecord
@@ -130,9 +131,7 @@ def stats_of(
 
 def percentile(values: Seq[float], percent: int) -> float | None:
     """Percentile by linear interpolation; None without values."""
-    if len(values) < 2:
-        return round(values[0], 3) if values else None
-    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
+    return round(float(np.percentile(values, percent)), 3) if values else None
 
 
 def token_gaps(records: Seq[StepRecord]) -> list[float]:

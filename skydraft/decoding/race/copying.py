@@ -44,16 +44,15 @@ class Copies:
             self._losses.wrote(len(new))
         self._add(new)
         tokens = self._tokens
-        places = self._places.get(tuple(tokens[-MIN_MATCH:]), [])
-        places = [
-            place for place in places[-_NUM_PLACES:] + places[:1] if tokens[place : place + 1] not in ([], [_END])
-        ]
+        found = self._places.get(tuple(tokens[-MIN_MATCH:]), [])
+        tried = found[-_NUM_PLACES:] + found[:1]
+        places = [place for place in tried if tokens[place : place + 1] not in ([], [_END])]
         match, place = max(map(self._match, places), default=(0, 0))
         if not (length := self._length(match)):
             self._worth.note(_PRIOR, 0.1)  # what was wrong there need not be wrong here
             return ()
-        found = tokens[place : place + length]
-        return tuple(found[: found.index(_END)] if _END in found else found)
+        copied = tokens[place : place + length]
+        return tuple(copied[: copied.index(_END)] if _END in copied else copied)
 
     @property
     def share(self) -> float:

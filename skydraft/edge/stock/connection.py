@@ -51,8 +51,7 @@ class StockOptions:
     def __post_init__(self) -> None:
         if not _is_address(self.url):
             hint = "Write one address like http://HOST:PORT/v1, and give a key with --cloud-key-file."
-            says = f"'{one_line(without_password(self.url))}' is not the address of a server."
-            raise OptionError(says, hint=hint)
+            raise OptionError(f"'{one_line(without_password(self.url))}' is not the address of a server.", hint=hint)
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
         check_credentials(self.key, self.tls_ca)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import ssl
 import struct
 from collections.abc import Callable
 from uuid import uuid4
@@ -16,8 +15,8 @@ import numpy as np
 from skydraft.edge.channel import seen, shared_loop
 from skydraft.edge.stock.dialect import count
 from skydraft.edge.stock.ledger import Ledger
-from skydraft.edge.tls import ServerOptions
-from skydraft.engines.vocab import TokenIds
+from skydraft.edge.tls import ServerOptions, trusting
+from skydraft.engines.vocab import TokenIds, num_shared
 from skydraft.protocol.address import parse_address
 from skydraft.types import Draft, LinkCost
 
@@ -72,7 +71,8 @@ class DraftPort:
         try:
             async with asyncio.timeout(_GREETING_S):
                 host, port = parse_address(self._options.address)
-                reader, writer = await asyncio.open_connection(host, port, ssl=self._tls(), limit=_MOST_HELD)
+                tls = trusting(self._options.tls_ca) if self._options.uses_tls else None
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=_MOST_HELD)
                 writer.write(greeting := message(b"H", (self._options.token or "").encode()))
                 self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
@@ -90,10 +90,6 @@ class DraftPort:
         if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
             self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
-
-    def _tls(self) -> ssl.SSLContext | None:
-        ca = self._options.tls_ca
-        return ssl.create_default_context(cadata=ca.decode("ascii") if ca else None) if self._options.uses_tls else None
 
     async def close(self) -> None:
         self._tried_at = math.inf  # no text that ends later connects again
@@ -134,11 +130,9 @@ class DraftedText:
             self._known, self._number = writer, next(self.port.numbers)
             self._told = []
             tail = self._prefix[-_TAIL:].astype("<i4").tobytes()
-            content = _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail
-            sent = message(b"T", content)
+            sent = message(b"T", _TEXT.pack(self._number, self._name.bytes, len(self._prefix)) + tail)
         told, self._told = self._told, [*text[:begin].tolist(), *drafts]
-        pairs = enumerate(zip(self._told, told, strict=False))
-        place = next((at for at, (one, other) in pairs if one != other), min(len(self._told), len(told)))
+        place = num_shared(np.array(self._told, np.int32), np.array(told, np.int32))
         for at in range(place, len(self._told), _MOST_TOLD):
             part = np.array(self._told[at : at + _MOST_TOLD], "<i4").tobytes()
             sent += message(b"D", _DRAFT.pack(self._number, at) + part)

@@ -14,18 +14,18 @@ from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.decoding.verification import Rules, Verification
-from skydraft.edge.channel import Waiting, or_else
+from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.choices import Choices, check
 from skydraft.edge.stock.connection import DIALECTS, StockConnection, StockInfo
-from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, TokenTuple, read_safely
+from skydraft.edge.stock.dialect import Body, Dialect, IdDialect, Row, read_safely
 from skydraft.edge.stock.drafts import DraftedText
 from skydraft.edge.stock.ids import LlamaServer
 from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.wire import Events, as_json
 from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
-from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError, SkydraftError, TargetChanged
+from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError, SkydraftError, TargetChanged, or_else
 from skydraft.protocol.values import TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
@@ -137,16 +137,16 @@ class StockText:
 
     async def next_written(self, waiting: Waiting) -> Verdict | None:
         assert self._limit is not None
-        drafts, verdict, is_over = tuple[int, ...](), None, False
+        written, verdict, is_over = list[int](), None, False
         with or_else(self.break_off):
             while not self._is_stopped or await self._has_arrived(waiting):
                 block = DraftBlock(len(self._text) - len(self._prompt), ())
                 verdict, row = await self._judge(self._text, block, self._limit - len(self._text) - 1, waiting)
                 self._text = np.append(self._text, np.int32(verdict.commits()[-1]))
-                drafts += verdict.commits()
+                written += verdict.commits()
                 is_over = verdict.finish is not None or len(self._text) >= self._limit
                 is_draft = self._drafted is not None and self._drafted.has_sent(self._text)
-                if row.goes_on and self._drafted is not None and not is_draft:
+                if row.goes_on and self._drafted and not is_draft:
                     self._drafted.port.grouped()
                 if is_over or not (row.goes_on and is_draft):
                     break  # else it was a draft that vLLM has checked: it came with its next one
@@ -155,7 +155,9 @@ class StockText:
             self.break_off()
         if verdict is None:
             return None
-        return replace(_after(drafts, verdict), cost=Cost(1, 1, num_cached=self._ledger.take_cached()))
+        *drafts, _ = written  # all but the last token
+        base, cost = verdict.base - len(drafts), Cost(1, 1, num_cached=self._ledger.take_cached())
+        return replace(verdict, base=base, num_accepted=len(drafts), draft_ids=tuple(drafts), cost=cost)
 
     async def _read_rest(self, verdict: Verdict | None) -> None:
         if verdict is not None and verdict.finish and self._writing is not None:
@@ -166,9 +168,7 @@ class StockText:
         return writing is not None and writing.continues(self._text) and await writing.arrived(waiting)
 
     def draft(self, draft: Draft) -> None:
-        known = self._branch
-        is_more = known is not None and known.branch == draft.branch
-        self._branch = replace(known, token_ids=known.token_ids + draft.token_ids) if known and is_more else draft
+        self._branch = draft.after(self._branch)
         self._send_drafts()
 
     def _send_drafts(self) -> None:
@@ -280,9 +280,8 @@ class StockText:
     def _request(self, info: StockInfo, path: str, body: Body, text: TokenIds, num_written: int = 0) -> Request:
         scope = self._given.cache_scope
         salt = {info.dialect.salt: scope} if info.dialect.salt and scope else {}
-        return Request(
-            self._ledger, path, as_json({**body, **salt}), text, len(self._context.generated), num_written
-        )  # fmt: skip
+        num_committed = len(self._context.generated)
+        return Request(self._ledger, path, as_json({**body, **salt}), text, num_committed, num_written)
 
     def _begin(self, info: StockInfo, text: TokenIds, num_tokens: int) -> Writing:
         dialect, choices = info.dialect, self._choices
@@ -319,12 +318,6 @@ class StockText:
         if self._drafted is not None:
             self._drafted.end()
             self._drafted = None
-
-
-def _after(token_ids: TokenTuple, last: Verdict) -> Verdict:
-    """The verdict on these tokens, of which all but the last were drafts."""
-    base, drafts = last.base - len(token_ids) + 1, token_ids[:-1]
-    return replace(last, base=base, num_accepted=len(drafts), draft_ids=drafts)
 
 
 def _check_chat(request: GenerateRequest) -> None:

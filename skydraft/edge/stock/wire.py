@@ -18,7 +18,8 @@ from skydraft.characters import one_line
 from skydraft.edge.channel import Waiting, seen, shared_loop, sign_of_life, watch
 from skydraft.edge.stock.ledger import Ledger, Request
 from skydraft.edge.stock.refusals import NOT_READY, no_connection, refusal
-from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure
+from skydraft.edge.tls import trusting
+from skydraft.errors import CloudFailure, CloudLost, CloudTimeout, OptionError, SkydraftError, TlsFailure, within
 
 if TYPE_CHECKING:
     import httpx2
@@ -56,7 +57,7 @@ class Pool:
 
             trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
             if self._tls_ca:
-                trusted = ssl.create_default_context(cadata=self._tls_ca.decode("ascii"))
+                trusted = trusting(self._tls_ca)
             limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S if self._is_plain else _IDLE_TLS_S)
             # With a transport of its own a client uses no proxy: none leads back to this machine.
             direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if self._is_here else None
@@ -140,11 +141,8 @@ class Wire:
 
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON answer to what costs nothing. Raises a SkydraftError."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.whole(Request(self.ledger, path, None if body is None else as_json(body)))
-        except TimeoutError as error:
-            raise CloudTimeout(f"no answer in {timeout_s:g} s.") from error
+        async with within(timeout_s, CloudTimeout(f"no answer in {timeout_s:g} s.")):
+            return await self.whole(Request(self.ledger, path, None if body is None else as_json(body)))
 
     async def whole(self, request: Request) -> Any:
         try:

@@ -53,12 +53,17 @@ def load_library() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def failed(transformers: Any, does: str, error: Exception, kind: type[SkydraftError], hint: str = "") -> SkydraftError:
-    """What a failed call of transformers means. A version that may not fit is named, in place of the model."""
-    if transformers.__version__ in _FITTING:
-        return kind(f"transformers {does}: {first_line(error)}", hint=hint)
-    says = f"transformers {transformers.__version__} {does} ({first_line(error)}); skydraft knows {_FITTING}."
-    return MissingDependency(says, hint=f"Run: pip install 'transformers{_FITTING}'.")
+@contextmanager
+def failing(transformers: Any, does: str, kind: type[SkydraftError], hint: str = "") -> Iterator[None]:
+    """Raise `kind` for what a call of transformers raises. A version that may not fit is named, not the model."""
+    try:
+        yield
+    except Exception as error:
+        says, version = first_line(error), transformers.__version__
+        if version in _FITTING:
+            raise kind(f"transformers {does}: {says}", hint=hint) from error
+        says = f"transformers {version} {does} ({says}); skydraft knows {_FITTING}."
+        raise MissingDependency(says, hint=f"Run: pip install 'transformers{_FITTING}'.") from error
 
 
 def check_device(torch: Any, name: str) -> Any:
@@ -83,13 +88,10 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
     if device.type == "cpu":
         _tell_of_memory(path, options)
     how = _weights(torch, transformers, device, options.dtype)
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
-            load = getattr(transformers, model_class).from_pretrained
-            model, loaded = load(path, output_loading_info=True, **how, **_LOCAL)
-    except Exception as error:
-        raise failed(transformers, f"cannot load {path}", error, BrokenModel, _WANTED) from error
+    with failing(transformers, f"cannot load {path}", BrokenModel, _WANTED), quiet(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
+        load = getattr(transformers, model_class).from_pretrained
+        model, loaded = load(path, output_loading_info=True, **how, **_LOCAL)
     # transformers would draw them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         hint = "Fetch it again."

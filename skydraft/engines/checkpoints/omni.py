@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from skydraft.engines.base import Sequence
-from skydraft.engines.checkpoints.engine import failed, load_library
+from skydraft.engines.checkpoints.engine import failing, load_library
 from skydraft.engines.checkpoints.text import Slot, TransformersEngine, cache_argument
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.vocab import TokenIds
@@ -119,8 +119,7 @@ class OmniEngine(TransformersEngine):
             offsets = at + sequence.length - span.base
             is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # elsewhere it is a token like any other
             if is_heard.any():
-                rows = self._encoded(sequence, span)
-                embeddings[0, at[is_heard]] = rows[offsets[is_heard]].to(embeddings.dtype)
+                embeddings[0, at[is_heard]] = self._encoded(sequence, span)[offsets[is_heard]].to(embeddings.dtype)
         return embeddings
 
     def _encoded(self, sequence: Sequence, span: Span) -> Any:
@@ -139,8 +138,7 @@ class OmniEngine(TransformersEngine):
 
 def _load_extractor(path: Path) -> Any:
     _, transformers = load_library()
-    try:  # not the processor of the whole model, which needs torchvision as well
+    does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
+    with failing(transformers, does, BrokenModel, hint):
+        # Not the processor of the whole model, which needs torchvision as well.
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)
-    except Exception as error:
-        does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
-        raise failed(transformers, does, error, BrokenModel, hint) from error

@@ -15,7 +15,7 @@ import numpy as np
 
 from skydraft.engines.adapter import AdaptedModel
 from skydraft.engines.base import Engine, Feeds, Sequence
-from skydraft.engines.checkpoints.engine import failed, load_checkpoint, load_library, read_vocab, weights_fingerprint
+from skydraft.engines.checkpoints.engine import failing, load_checkpoint, load_library, read_vocab, weights_fingerprint
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model, profile_of
 from skydraft.engines.vocab import Rows, TokenIds, Vocab
@@ -84,10 +84,8 @@ class TransformersEngine(Engine):
         return TransformersEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
     def _check_cache(self) -> None:
-        try:
+        with failing(self._transformers, "makes no KV cache", EngineError):
             kinds = {type(layer).__name__ for layer in self._new_cache().layers}
-        except (AttributeError, TypeError) as error:
-            raise failed(self._transformers, "makes no KV cache", error, EngineError) from error
         if unfit := sorted(kinds - {_GROWING, _EMPTY}):
             says = f"The KV cache of {self.name} cannot be rolled back: it has layers of the kind {unfit[0]}."
             raise EngineError(says, hint="Use a model without recurrent layers.")
@@ -110,16 +108,16 @@ class TransformersEngine(Engine):
         return cache
 
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        num_rows = sum(len(token_ids) for _, token_ids in feeds)
-        try:
-            with ExitStack() as after, self._torch.inference_mode(), self._adapted.using(self._label):
-                after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
-                self._torch.set_num_threads(self._num_threads)
-                rows = [self._run_one(*feed, want_logits) for feed in feeds]
-                # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
-                return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
-        except Exception as error:
-            raise failed(self._transformers, f"refused a forward of {num_rows} rows", error, EngineError) from error
+        does = f"refused a forward of {sum(len(token_ids) for _, token_ids in feeds)} rows"
+        with (
+            failing(self._transformers, does, EngineError),
+            ExitStack() as after, self._torch.inference_mode(), self._adapted.using(self._label),
+        ):  # fmt: skip
+            after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
+            self._torch.set_num_threads(self._num_threads)
+            rows = [self._run_one(*feed, want_logits) for feed in feeds]
+            # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
+            return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
 
     def _run_one(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
         positions = self._position_ids(sequence.length, len(token_ids))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skydraft.engines.checkpoints.engine import check_device, failed, load_checkpoint, load_library, quiet
+from skydraft.engines.checkpoints.engine import check_device, failing, load_checkpoint, load_library, quiet
 from skydraft.engines.options import EngineOptions
 from skydraft.errors import BrokenModel, EngineError, OptionError, importing
 
@@ -61,13 +61,10 @@ def load_trainable(path: Path, device_name: str = "cpu", num_threads: int = 0) -
         torch.set_num_threads(num_threads)
     device = check_device(torch, device_name)
     if path.suffix == ".gguf":
-        try:
-            with quiet(transformers), redirect_stderr(io.StringIO()):  # which draws a bar of its own
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
-                )
-        except Exception as error:
-            raise failed(transformers, f"cannot load {path}", error, BrokenModel) from error
+        does, bar = f"cannot load {path}", io.StringIO()  # it draws a bar of its own
+        with failing(transformers, does, BrokenModel), quiet(transformers), redirect_stderr(bar):
+            load = transformers.AutoModelForCausalLM.from_pretrained
+            model = load(path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True)
         model = model.eval().to(device)
         if (kind := model.config.model_type) not in _PLAIN:
             says = f"{path.name} is a {kind}, and adapters are trained for GGUF files of {' or '.join(_PLAIN)}."

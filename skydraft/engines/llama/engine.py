@@ -21,7 +21,7 @@ from skydraft.engines.probe import MAX_PROBED_ROWS, cpu_model, profile_of
 from skydraft.engines.row_costs import NOT_PROBED, Pass, RowCosts
 from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.errors import EngineError
+from skydraft.errors import EngineError, or_else
 
 _OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
 _PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
@@ -89,14 +89,11 @@ class LlamaCppEngine(Engine):
         self._grows = bool(options.total_len) and not rope_depends(self._lib, path)
         self._adapter: Any = None
         self._places: list[Cells] = []
-        try:
+        with or_else(self._weights.give_back):
             if adapter:
                 self._adapter, self.fingerprint = self._weights.load_adapter(adapter)
             if not self._grows:  # one is for the beginning of prompts
                 self._open_places(self.context_len, self.max_sequences + self.can_copy)
-        except BaseException:
-            self._weights.give_back()
-            raise
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
         how = options.max_sequences, self.context_len, options.total_len, options.wait_s
@@ -133,15 +130,13 @@ class LlamaCppEngine(Engine):
             raise EngineError(f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint=hint)
         if self._adapter:  # a context has one at a time; other contexts of the model may have others
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
-        memory = self._lib.get_memory(context)
-        places = [Cells(context, memory, number, length) for number in range(num)]
+        places = [Cells(context, self._lib.get_memory(context), number, length) for number in range(num)]
         self._places += places
         return places
 
     def _profile_key(self, options: EngineOptions) -> str:
         system = (self._lib.name, cpu_model(), self._lib.print_system_info().decode())
-        how = (self._num_threads, options.gpu_layers)
-        return "|".join(map(str, (self._weights.fingerprint, *system, *how)))
+        return "|".join(map(str, (self._weights.fingerprint, *system, self._num_threads, options.gpu_layers)))
 
     def vocabulary_file(self) -> bytes:
         return without_matrices(self._lib, self.path)

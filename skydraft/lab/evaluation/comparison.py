@@ -22,13 +22,13 @@ from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.options import EngineOptions
 from skydraft.engines.probe import cpu_model
-from skydraft.errors import OptionError
+from skydraft.errors import OptionError, PromptError, naming
 from skydraft.gating.calibration import Calibration, find_calibration
 from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.evaluation.records import ModelEntry, PromptEntry, RunLine, ScoreLine, read_records
 from skydraft.lab.evaluation.runner import Comparison, Done, Trial
 from skydraft.lab.evaluation.scoring import scores
-from skydraft.lab.evaluation.workloads import Workload, naming
+from skydraft.lab.evaluation.workloads import Workload
 from skydraft.lab.tasks import sandbox
 from skydraft.models import cache_dir
 from skydraft.prompts.audio import Audio, load_audio
@@ -148,7 +148,7 @@ class _Stage:
             for prompt in prompts:
                 if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
                     continue
-                with naming(f"The prompt {prompt.id} cannot be answered", ""):
+                with naming(PromptError, f"The prompt {prompt.id} cannot be answered", ""):
                     read = prompted(self.request_of(prompt, mode), self._pair.edge)[1]
                     author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 

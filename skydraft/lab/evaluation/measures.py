@@ -89,13 +89,9 @@ def _repeats(n: int) -> Callable[[Case], Fraction]:
     return count
 
 
-def _adjacent(which: int) -> Callable[[Case], Fraction]:
-
-    def count(case: Case) -> Fraction:
-        text = case.generation.text
-        return (num_adjacent(text)[which], len(text)) if any(map(is_cjk, text)) else (0, 0)
-
-    return count
+def _adjacent(case: Case) -> Fraction:
+    text = case.generation.text
+    return (num_adjacent(text), len(text)) if any(map(is_cjk, text)) else (0, 0)
 
 
 _NGRAMS = "n-grams of {} that occurred before in their text / all; of ideographs, else of words; punctuation is skipped"
@@ -107,9 +103,7 @@ INDICATORS = (
     Measure("repeat_rate_3", "repeats of 3", "", _NGRAMS.format(3), _repeats(3)),
     Measure("adjacent_repeat", "adjacent repeats", "",
             "ideographs equal to the one right before them / characters, of texts with ideographs; a pair across two "
-            "words (主播播报) counts, lexical doubles do not", _adjacent(0), 4),
-    Measure("lexical_doubles", "lexical doubles", "",
-            "doubles in words, such as 慢慢 (skydraft.characters.DOUBLED) / characters", _adjacent(1), 4),
+            "words (主播播报) counts, doubles in words (慢慢, skydraft.characters.DOUBLED) do not", _adjacent, 4),
 )  # fmt: skip
 MEASURES = (
     Measure("target_agreement", "agreement with the target", "",

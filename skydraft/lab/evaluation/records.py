@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from skydraft.characters import from_json, rounded
 from skydraft.config import Execution
-from skydraft.errors import OptionError, RecordsError, telling
+from skydraft.errors import RecordsError, naming, telling
 from skydraft.files import Stored, read_file
 from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.tasks.checks import Task
@@ -184,14 +184,13 @@ def signals_entry(signals: Signals) -> tuple[float, float, float]:
 def read_records(path: Path) -> Records:
     """All lines but an incomplete last one. Raises RecordsError."""
     lines = list(_parse(path))
-    if not lines or not isinstance(lines[0], RunLine):
-        raise RecordsError(f"{path} does not begin with a line of kind run.", hint=_NAME_IT)
-    if sum(isinstance(line, RunLine) for line in lines) > 1:
-        raise RecordsError(f"{path} holds more than one run.")
+    runs = [line for line in lines if isinstance(line, RunLine)]
+    if len(runs) != 1 or lines[0] is not runs[0]:
+        raise RecordsError(f"{path} does not begin with a line of kind run, its only one.", hint=_NAME_IT)
     generations = tuple(line for line in lines if isinstance(line, GenerationLine))
     scores = tuple(line for line in lines if isinstance(line, ScoreLine))
     verdicts = tuple(line for line in lines if isinstance(line, VerdictLine))
-    records = Records(run=lines[0], generations=generations, scores=scores, verdicts=verdicts)
+    records = Records(run=runs[0], generations=generations, scores=scores, verdicts=verdicts)
     _check_references(path, records)
     return records
 
@@ -209,13 +208,9 @@ def _parse(path: Path) -> Iterator[AnyLine]:
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> AnyLine:
-    what = f"Line {number} of {path} is not a valid record"
-    with telling(RecordsError, what, "Restore the file, or run the comparison again."):
-        try:
-            return _ADAPTER.validate_python(from_json(line))
-        except OptionError as error:  # of an invalid plan, or of invalid parameters
-            hint = "Register it before you read the records." if "no gate" in error.message else ""
-            raise RecordsError(f"{what}: {error.message}", hint=hint) from error
+    hint = "Restore the file, or run the comparison again."
+    with naming(RecordsError, f"Line {number} of {path} is not a valid record", hint):
+        return _ADAPTER.validate_python(from_json(line))
 
 
 def _check_references(path: Path, records: Records) -> None:

@@ -1,8 +1,6 @@
 """Prompt files: one JSON object a line, or plain lines of text."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import PromptError, SkydraftError, telling
+from skydraft.errors import PromptError, naming, telling
 from skydraft.files import read_file
 from skydraft.lab.evaluation.records import PromptEntry
 
@@ -54,19 +52,9 @@ def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
     return content, [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-@contextmanager
-def naming(what: str, hint: str) -> Iterator[None]:
-    """Raise PromptError that says `what` for what is no valid line."""
-    with telling(PromptError, what, hint):
-        try:
-            yield
-        except SkydraftError as error:
-            raise PromptError(f"{what}: {error.message}", hint=error.hint) from error
-
-
 def _read_json(path: Path, number: int, line: str) -> PromptEntry:
     where, hint = f"Line {number} of {path}", 'Write {"prompt": "…"} or {"audio": "FILE"}.'
-    with naming(f"{where} is not a prompt", hint):
+    with naming(PromptError, f"{where} is not a prompt", hint):
         entry = _Line.model_validate(from_json(line))
     if not entry.prompt.strip() and not entry.audio:
         raise PromptError(f"{where} has neither a prompt nor audio.", hint=hint)

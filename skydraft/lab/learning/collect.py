@@ -41,8 +41,7 @@ def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
         is_copied, num_accepted = done.block.is_copied, done.record.num_accepted
         marks += (TAUGHT if is_copied else AGREED) * num_accepted
         if num_committed > num_accepted:
-            is_taught = is_copied or num_accepted == len(done.block.token_ids)
-            marks.append(TAUGHT if is_taught else CORRECTED)
+            marks.append(TAUGHT if is_copied or num_accepted == len(done.block.token_ids) else CORRECTED)
         num_seen = len(marks)
     for index in forced:
         marks[index] = UNJUDGED if marks[index] == AGREED else marks[index]

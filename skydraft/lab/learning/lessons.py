@@ -14,12 +14,11 @@ place of an older one. Any number of processes append to it, each under a lock.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from skydraft.config import DecodingParams, decoding_params
-from skydraft.errors import NotEnoughDisk, OptionError, RecordsError, SkydraftError
+from skydraft.errors import OptionError, RecordsError, SkydraftError, telling_of_disk
 from skydraft.files import Stored, lock_file
 
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
@@ -95,8 +94,7 @@ class Store:
 
     def files(self) -> list[Path]:
         """The files of the store, the older first: no links, and no pipes."""
-        paths = (self.folder / name for name in _FILES)
-        return [path for path in paths if path.is_file() and not path.is_symlink()]
+        return [path for name in _FILES if (path := self.folder / name).is_file() and not path.is_symlink()]
 
     def size(self) -> tuple[int, int]:
         """(number of files, bytes)"""
@@ -170,14 +168,6 @@ def _append(path: Path, line: bytes) -> None:
             raise
 
 
-@contextmanager
-def _errors_named(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            message = f"{folder} has no room for another lesson: {reason}."
-            raise NotEnoughDisk(message, hint="Free some space, or run: skydraft learn forget.") from error
-        hint = "Give --learn a folder that you can write to."
-        raise OptionError(f"Lessons cannot be kept in {folder}: {reason}.", hint=hint) from error
+def _errors_named(folder: Path) -> AbstractContextManager[None]:
+    hint = "Give --learn a folder that you can write to and that has room, or run: skydraft learn forget."
+    return telling_of_disk(OptionError, f"Lessons cannot be kept in {folder}", hint)

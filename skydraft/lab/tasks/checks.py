@@ -81,8 +81,7 @@ class Number(_Check):
         found = number_of(text)
         if not found:
             return _verdict(False, "", "no number")
-        difference = abs(Decimal(found) - Decimal(str(self.answer)))
-        return _verdict(difference <= Decimal(str(self.tolerance)), found)
+        return _verdict(abs(Decimal(found) - Decimal(str(self.answer))) <= Decimal(str(self.tolerance)), found)
 
 
 class OneOf(_Check):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from skydraft.files import Stored
-from skydraft.intervals import LEVEL, Figure, Floats, Resamples, Rounded, around, share
+from skydraft.intervals import LEVEL, Figure, Floats, Resamples, Rounded, share
 from skydraft.lab.evaluation.findings import Findings, Setting
 
 MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
@@ -63,10 +63,7 @@ def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
 def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
     edge, cloud = alone(settings)
     resamples = Resamples(len(settings[0].cases))
-    gap = None
-    if edge and cloud:
-        difference = scores(cloud) - scores(edge)
-        gap = around(difference.mean(), resamples.means(difference))
+    gap = resamples.mean(scores(cloud) - scores(edge)) if edge and cloud else None
     return TaskSet(
         name=name, num_tasks=len(settings[0].cases), gap=gap, is_apart=gap is not None and gap.value >= MIN_GAP,
         modes=tuple(_mode(setting, edge, cloud, resamples) for setting in settings),
@@ -75,13 +72,12 @@ def _figures(name: str, settings: Sequence[Setting]) -> TaskSet:
 
 def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resamples: Resamples) -> TaskMode:
     mine = scores(setting)
-    calls, written = (
-        resamples.figure(*setting.sums(name)) for name in ("cloud_calls_per_token", "target_written_per_token")
-    )
+    calls = resamples.figure(*setting.sums("cloud_calls_per_token"))
+    written = resamples.figure(*setting.sums("target_written_per_token"))
     over_cloud = recovered = None
     if cloud:
         theirs = scores(cloud)
-        over_cloud = around((mine - theirs).mean(), resamples.means(mine - theirs))
+        over_cloud = resamples.mean(mine - theirs)
     if cloud and edge:
         first = scores(edge)
         if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap

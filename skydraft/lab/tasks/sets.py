@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from skydraft.characters import from_json
 from skydraft.config import CAPTION_PROMPT
-from skydraft.errors import OptionError, PromptError, importing
+from skydraft.errors import OptionError, PromptError, importing, naming
 from skydraft.grammars import check_grammar
 from skydraft.lab.evaluation.records import PromptEntry
-from skydraft.lab.evaluation.workloads import Workload, naming, read_lines
+from skydraft.lab.evaluation.workloads import Workload, read_lines
 from skydraft.lab.tasks.checks import Task, load_gym
 from skydraft.prompts.messages import conversation
 
@@ -107,7 +107,7 @@ def _set(name: str) -> list[PromptEntry]:
 
 def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | dict[str, Any]) -> PromptEntry:
     hint = 'It needs at least {"prompt": "…", "check": {"kind": "number", "answer": 3}}; see docs/tasks.md.'
-    with naming(f"{where} is not a task", hint):
+    with naming(PromptError, f"{where} is not a task", hint):
         given = _Line.model_validate(from_json(line) if isinstance(line, str) else line)
         task = Task.model_construct(**{each: getattr(given, each) for each in Task.model_fields} | {"set": name})
         if task.grammar:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 
+from skydraft.characters import visible
 from skydraft.errors import OptionError, telling
 from skydraft.intervals import Figure, cell
 from skydraft.lab.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
@@ -123,19 +124,14 @@ def _coloured(case: Case) -> Coloured:
     return case, [_piece(case, index, rounds) for index in range(case.num_tokens)]
 
 
-def _visible(text: str) -> str:
-    """The text with symbols for control characters; line breaks and tabs stay."""
-    return "".join(chr(0x2400 + ord(char)) if ord(char) < 32 and char not in "\n\t" else char for char in text)
-
-
 def _piece(case: Case, index: int, rounds: Sequence[int]) -> tuple[str, str, str]:
     line, score = case.generation, case.score
-    text = _visible(line.pieces[index])
+    text = visible(line.pieces[index])
     tells = [line.origins[index], f"round {rounds[index]}"]
     classes = _ORIGIN_MARKS[line.origins[index]] + " n" * text.startswith("\n")
     if score:
         disagrees = score.choices[index] != line.token_ids[index]
         classes += " x" * disagrees
-        choice = _visible(score.choice_pieces[index]).replace("\n", "↵")
+        choice = visible(score.choice_pieces[index]).replace("\n", "↵")
         tells += [f"entropy {score.signals[index][0]:.2f} nats", f"target: {choice}" if disagrees else "target agrees"]
     return classes, " · ".join(tells), text

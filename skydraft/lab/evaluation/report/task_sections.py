@@ -20,9 +20,7 @@ _FIGURES = (
 
 
 def section(of: TaskSet) -> dict[str, Any]:
-    columns: list[Column] = [
-        (each, [cell(getattr(mode, each.name), each.digits) for mode in of.modes]) for each in _FIGURES
-    ]
+    columns = [(each, [cell(getattr(mode, each.name), each.digits) for mode in of.modes]) for each in _FIGURES]
     points = {each.mode: (each.score, each.calls, each.written) for each in of.modes if each.calls and each.written}
     plane = against_cost("score", points)
     return {"of": of, "columns": columns, "plane": plane}
