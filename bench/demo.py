@@ -1,101 +1,138 @@
-"""`make demo`: an answer of the real pair and a sentence on what it took, then the same prompt in other modes.
+"""`make demo`: what the pair gains on this machine, measured there and then, and what a link adds, from the figures.
 
 python -m bench demo
 """
 
 import argparse
+import json
 import os
+import random
 import shutil
 import sys
-from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
 
-from skydraft import api
+import skydraft
+from bench.link import COPYING
 from skydraft.cli.options.pair import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
-from skydraft.config import decoding_params
+from skydraft.config import DecodingParams
 from skydraft.decoding.generation import Generation
-from skydraft.decoding.plan import Plan, make_plan
+from skydraft.decoding.plan import make_plan
 from skydraft.engines.base import Engine
 from skydraft.errors import SkydraftError
-from skydraft.lab.evaluation.scoring import scores
+from skydraft.lab.evaluation.comparison import request_of
+from skydraft.lab.evaluation.modes import Mode
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.tasks.sets import read_tasks
+from skydraft.models.adapters import shipped
 
-MODES = {
-    "edge": "the small model alone",
-    "quality": "checked where the small one is unsure",
-    "auto": "checked where a calibration says so",
-    "lossless": "the default: the large one's text, drafted where that is faster",
-    "cloud": "the large one alone",
-}
-PROMPTS = {"zh": "什么是哈希表？它为什么快？", "en": "What is the difference between TCP and UDP?"}
-_LANGUAGE = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+ROOT = Path(__file__).parent.parent
+TASK_SET, NUM_TASKS = "zh-extract", 6
+EDIT = COPYING[1]
 _HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
-_PARAMS = decoding_params(max_new_tokens=48)
+_EDIT_PARAMS = DecodingParams(max_new_tokens=150)
+
+
+def tasks() -> list[PromptEntry]:
+    """Six tasks of the held-out half, drawn with seed 0. The adapter has learned from the other half."""
+    return random.Random(0).sample(read_tasks(TASK_SET).prompts, NUM_TASKS)
 
 
 def demo() -> None:
-    """Answer with the default pair, drafting always (`lossless --k 5`), then in the modes of MODES, all of them greedy.
-    The question is in Chinese where the terminal is."""
-    prompt = PROMPTS["zh" if _LANGUAGE.startswith("zh") else "en"]
-    console, models = console_for("auto"), ModelChoice()
-    edge, cloud = models.load_pair()
-    console.print(f"\n{models.edge_model} writes, {models.target_name} corrects it. Here both run on this machine.")
-    console.print(f"Question: {prompt}\nAnswer:   ", end="")
-    with _answer(prompt, make_plan("lossless", k=5), edge, cloud) as generation:
+    console, models = console_for("auto"), replace(ModelChoice(), adapter="none")
+    edge, target = models.load_pair()
+    console.print(f"\n{edge.name} drafts, {target.name} checks. Here both run on this machine.", style="bold")
+    _edit(console, edge, target)
+    _taught(console, edge, target)
+    console.print(f"\n{link()}\nTry it: {_HERE}skydraft chat. A chat page, and any app: {_HERE}skydraft gateway")
+
+
+def _edit(console: Console, edge: Engine, target: Engine) -> None:
+    """The large model's own text of an edit, with drafts and without."""
+    console.print(f"\n1. An edit. {EDIT.splitlines()[0]}\n")
+    with _writing(EDIT, "lossless", edge, target) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)
-    console.print(" … (the demo ends an answer here)" if generation.finish_reason == "length" else "")
+        with_drafts, text = generation.stats, generation.text
+    with (
+        TERMINAL.state("The large model writes the same without drafts…"),
+        _writing(EDIT, "cloud", edge, target) as alone,
+    ):
+        is_same, stream = alone.run().text == text, alone.stats
     if is_colored(console):
-        console.print(legend(generation.origins))
-    with TERMINAL.state("Asking the large model what it would have written…"):
-        agreement = _agreement(generation, edge, cloud)
-    console.print(verdict(generation, agreement) + "\n")
-    _show_modes(console, prompt, edge, cloud)
+        console.print(f"\n{legend(generation.origins)}")
+    speed, stream_speed = with_drafts.tokens_per_s or 0.0, stream.tokens_per_s or 1.0
+    same = "The same text as" if is_same else "Another text than"
     console.print(
-        "\nOne text a mode, in turn: speeds to rely on take more (skydraft compare)."
-        f"\nTalk to the pair: {_HERE}skydraft chat. For a chat page, and for any app: {_HERE}skydraft gateway"
-    )
+        f"\n{same} the large model alone, at {speed / stream_speed:.1f} times its speed ({speed:.1f} and "
+        f"{stream_speed:.1f} tokens a second, one run each).", style="bold",
+    )  # fmt: skip
 
 
-def _answer(prompt: str, plan: Plan, edge: Engine, cloud: Engine) -> Generation:
-    return api.generate(prompt, edge=edge, cloud=cloud, plan=plan, params=_PARAMS)
+def _writing(prompt: str, mode: str, edge: Engine, target: Engine) -> Generation:
+    return skydraft.generate(prompt, edge=edge, cloud=target, plan=make_plan(mode), params=_EDIT_PARAMS)
 
 
-def verdict(generation: Generation, agreement: float) -> str:
-    stats, calls = generation.stats, generation.stats.num_escalated
-    written = round((stats.target_written_per_token or 0) * stats.num_tokens)
+@dataclass
+class Row:
+    right: int = 0
+    calls: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.right} of {NUM_TASKS}{self.calls:>10}{self.tokens / self.seconds:>14.1f}"
+
+
+def _taught(console: Console, edge: Engine, target: Engine) -> None:
+    """Six tasks by the small model, by the same after it has learned the task, and by the large model."""
+    console.print("\n2. A task that the small model has learned: facts of Chinese notes as JSON. For example:\n")
+    wanted = tasks()
+    console.print(f"   {wanted[0].prompt.splitlines()[-1]}", markup=False, highlight=False)
+    console.print(f"\n{'six such notes':<34}right     calls  tokens a second", style="bold")
+    adapter = str(shipped(TASK_SET))
+    ways = {
+        "small model": ("edge", "none"), "small model that has learned it": ("edge", adapter),
+        "large model": ("cloud", "none"),
+    }  # fmt: skip
+    for name, (mode, used) in ways.items():
+        with TERMINAL.state(f"{name}…"):
+            row = _answered(wanted, mode, used, edge, target)
+        console.print(f"{name:<34}{row}")
+    console.print("It has learned from answers of the large model: docs/learning.md.")
+
+
+def _answered(wanted: list[PromptEntry], mode: str, adapter: str, edge: Engine, target: Engine) -> Row:
+    row, used = Row(), Mode(mode, make_plan(mode), DecodingParams())
+    for prompt in wanted:
+        assert prompt.task is not None  # sets have checks
+        request = replace(request_of(prompt, used), adapter=adapter)
+        with skydraft.start(request, edge=edge, cloud=target) as generation:
+            text, stats = generation.run().text, generation.stats
+        row.right += prompt.task.check.judge(text).score == 1
+        row.calls += stats.num_escalated
+        row.tokens += stats.num_tokens
+        row.seconds += stats.num_tokens / (stats.tokens_per_s or 1.0)
+    return row
+
+
+def link() -> str:
+    """One sentence on a link, by the figures that `bench link` has measured."""
+    points = json.loads((ROOT / "docs/figures/link.json").read_text())["points"]
+    wanted = {"zh": "Chinese answers", "code": "code", "edits": "edits"}
+    speeds = {
+        point["kind"]: point["ways"]["lossless"]["speed"]
+        for point in points
+        if (point["rtt_ms"], point["step_ms"], point["kind"] in wanted) == (20.0, 25.0, True)
+    }
+    told = ", ".join(f"{name} {speeds[kind]:.2f}" for kind, name in wanted.items())
     return (
-        f"Wrote {stats.num_tokens} tokens. Asked the large model {calls} time{'' if calls == 1 else 's'}; "
-        f"it wrote {written} of them. {agreement:.0%} are what the large model would have written."
+        "3. Over a link of 20 ms to a large model of 45 ms a token, times the speed of its stream: "
+        f"{told} (emulated; docs/measuring.md)."
     )
-
-
-def _agreement(generation: Generation, edge: Engine, cloud: Engine) -> float:
-    """The share of the tokens that are the target's own choice after the tokens before them."""
-    generation.close()  # scoring needs its place in both models
-    (score,) = scores((edge, cloud), "demo", generation.prompts, _PARAMS, [generation.token_ids])
-    return sum(map(int.__eq__, score.token_ids, score.choices)) / len(score.token_ids)
-
-
-def _show_modes(console: Console, prompt: str, edge: Engine, cloud: Engine) -> None:
-    modes_of = defaultdict[str, list[str]](list)  # by text
-    console.print(f"{'mode':<9}tokens  asked  it wrote  as it would  tokens/s", style="bold")
-    for mode, remark in MODES.items():
-        with (
-            TERMINAL.state(f"The same question in mode {mode}…"),
-            _answer(prompt, make_plan(mode), edge, cloud) as generation,
-        ):
-            stats = generation.run().stats
-            modes_of[" ".join(generation.text.split())].append(mode)
-            agreement = _agreement(generation, edge, cloud)
-        console.print(
-            f"{mode:<9}{stats.num_tokens:>6}{stats.num_escalated:>7}{stats.target_written_per_token or 0:>10.0%}"
-            f"{agreement:>13.0%}{stats.tokens_per_s:>10.1f}  {remark}"
-        )
-    console.print("\nHow their answers begin:")
-    for text, modes in modes_of.items():
-        console.print(f"  {', '.join(modes)}: {text}"[: console.width - 1], markup=False, highlight=False, no_wrap=True)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ no page have a figure beside them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ def read(name: str) -> Any:
     return json.loads((DOCS / name).read_text(encoding="utf-8"))
 
 
-FILES = "link gated_link race_q4_0 race_q4_k_m vllm tasks devices everyday speech presets"
-SUMMARY, LINK, GATED, RACE_0, RACE_K, VLLM, TASKS, DEVICES, EVERYDAY, SPEECH, PRESETS = (
+LEARNED = read("learned/figures.json")
+FILES = "link gated_link race_q4_0 race_q4_k_m vllm devices everyday speech presets"
+SUMMARY, LINK, GATED, RACE_0, RACE_K, VLLM, DEVICES, EVERYDAY, SPEECH, PRESETS = (
     read(f"{name}.json") for name in ("report-zh-dev/summary", *(f"figures/{name}" for name in FILES.split()))
 )
 
@@ -113,15 +114,6 @@ def vllm_with_drafts() -> list[str]:
     return table(("stream = 1", *ways["race"], "same text"), rows)
 
 
-def far_cell(mode: str, rtt_ms: float, kinds: Iterable[str] = GATED_KINDS) -> str:
-    found = [far(mode, rtt_ms, kind) for kind in kinds]
-    return " · ".join(f"{each:.2f}" for each in found if each is not None) or "–"
-
-
-def of_task(task_set: str, mode: str, name: str) -> float:
-    return float(TASKS[task_set][mode][name]["value"])
-
-
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     lines = [list(head), *map(list, rows)]
     lines.insert(1, ["---"] * len(lines[0]))
@@ -186,48 +178,25 @@ def carried(texts: str, num: int, mode: str) -> float:
     return mine["tokens"] / mine["seconds"] / (streams["tokens"] / streams["seconds"])
 
 
-def in_short() -> list[str]:
+def headline(head: str, kinds: Sequence[str]) -> list[str]:
+    """Of README: `lossless` beside the stream of the same model, over two links and at a vLLM."""
+    race = {point["kind"]: point for point in VLLM["points"] if point["way"] == "race"}
     rows = []
-    for mode in ("lossless", "auto", "edge", "quality", "fluency", "cloud"):
-        if mode in PRESETS and mode != "cloud":
-            rows.append([code(mode), *preset_cells(mode), f"{PRESETS[mode]['speed']:.2f}", "–"])
-            continue
-        speed = "needs no link" if mode == "edge" else far_cell(mode, 80, GATED_KINDS[:2])
-        share = (f"{kept(mode, 'target_agreement'):.3f}", same(mode), f"{kept(mode, 'target_written_per_token'):.2f}")
-        rows.append([code(mode), *share, calls(mode, kept(mode, "cloud_calls_per_token")), f"{here(mode):.2f}", speed])
-    return table(
-        (
-            "`--mode`",
-            "agreement",
-            "same answers of 62",
-            "written by the large model",
-            "calls a token",
-            "speed on one machine",
-            "speed over 80 ms: text, code",
-        ),
-        rows,
-    )
+    for kind, name in zip(KINDS, kinds, strict=True):
+        speeds = [far("lossless", rtt_ms, kind) or 0.0 for rtt_ms in (20, 80)]
+        there = race[kind]
+        cells = [f"{speed:.2f}" for speed in (*speeds, there["speed"])]
+        rows.append([name, *cells, f"{there['same']} / {there['texts']}"])
+    return table(head.split(" | "), rows)
 
 
-def right_in_short() -> list[str]:
+def taught(head: str, names: Sequence[str]) -> list[str]:
+    """Of README: right answers of the draft model before and after it learned a task, and of the target."""
     rows = []
-    for task_set, name in (
-        ("arithmetic", "arithmetic (150 tasks)"),
-        ("zh-extract", "facts of Chinese notes as JSON (150)"),
-    ):
-        right = (f"{of_task(task_set, mode, 'right'):.2f}" for mode in ("edge", "auto", "answers", "cloud"))
-        rows.append([name, *right, f"{of_task(task_set, 'answers', 'written'):.2f}"])
-    return table(
-        (
-            "share of right answers",
-            "`edge`",
-            "`auto`",
-            "`answers`",
-            "`cloud`",
-            "written by the large model in `answers`",
-        ),
-        rows,
-    )
+    for task_set, name in zip(("zh-extract", "zh-words", "arithmetic"), names, strict=True):
+        right = (LEARNED[task_set][who]["right"]["value"] for who in ("edge", "edge-learned", "cloud"))
+        rows.append([name, *(f"{value:.2f}" for value in right)])
+    return table(head.split(" | "), rows)
 
 
 def what_clips_keep(head: str, once: str) -> list[str]:
@@ -285,7 +254,26 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 
 TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
-    "README.md": (in_short, right_in_short),
+    "README.md": (
+        partial(
+            headline,
+            "large model = 1 | over 20 ms | over 80 ms | a vLLM over 20 ms | same text there",
+            ("Chinese answers", "everyday questions", "code", "long Chinese texts", "edits"),
+        ),
+        partial(
+            taught,
+            "150 tasks, right answers | small model | after it learned | large model",
+            ("facts of Chinese notes as JSON", "Chinese words", "arithmetic"),
+        ),
+    ),
+    "README.zh-CN.md": (
+        partial(
+            headline,
+            "大模型流式输出 = 1 | 20 ms 链路 | 80 ms 链路 | vLLM，20 ms 链路 | 文本相同（vLLM）",
+            ("中文短答", "日常问题", "代码", "中文长文", "改写"),
+        ),
+        partial(taught, "150 道题，答对比例 | 小模型 | 学习之后 | 大模型", ("从中文便条提取 JSON", "中文词语", "算术")),
+    ),
     "docs/speech.md": (
         *speech_tables(
             "60 clips | right captions | right attributes | calls a token | acceptance | passes a token", "one a text"

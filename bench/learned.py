@@ -127,12 +127,12 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def learned(name: str, edge: Engine, weights: str, home: Path) -> Path:
+def learned(name: str, edge: Engine, weights: str, home: Path, rank: int) -> Path:
     """Train on the answers to the dev half, calibrate on what was held out, and return the adapter."""
     adapter, done = home / "adapter.gguf", home / "training.json"
     if not done.exists():
         task = prepare(Store(home / "dev"), edge, weights)
-        result = train(task, TrainSettings(), ("cpu", 0), lambda *given: None)
+        result = train(task, TrainSettings(rank), ("cpu", 0), lambda *given: None)
         result.write(adapter)
         adapted = edge.adapters.choose(str(adapter), ())
         texts = read_lessons(adapted, task.held_out, lambda: None)
@@ -158,7 +158,7 @@ def run(given: argparse.Namespace) -> None:
                 lessons = answers(taught, edge, cloud, home / "dev")
                 rights = [lesson_score(task, each, edge) for task, each in zip(taught.prompts, lessons, strict=True)]
                 told(name, f"dev half answered, {np.mean(rights):.2f} right")
-                adapter = learned(name, edge, weights_of(cloud), home)
+                adapter = learned(name, edge, weights_of(cloud), home, given.rank)
                 told(name, home.joinpath("training.json").read_text())
             tests, adapted = read_tasks(name, limit=given.test), edge.adapters.choose(str(adapter), ())
             for engine, which in ((adapted, f"edge{LEARNED}"), (edge, "edge"), (target, "cloud")):
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, metavar="FILE", help="other tasks instead, with --adapter")
     parser.add_argument("--adapter", type=Path, metavar="FILE", help="what has learned them: its folder is their name")
     parser.add_argument("--learn", type=int, default=180, help="answers of the target, a sixth of them held out")
+    parser.add_argument("--rank", type=int, default=TrainSettings().rank, help="of what is trained")
     parser.add_argument("--test", type=int, default=150, help="tasks that each model answers alone")
     parser.add_argument("--modes", default="quality,auto,answers", help="as compare takes them")
     parser.add_argument("--limit", type=int, default=60, help="tasks that are answered in each mode")

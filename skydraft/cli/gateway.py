@@ -119,7 +119,8 @@ def _open(
     assert edge is not None  # as both plans draft
     if not isinstance(target, Engine | None) and (gone := target.meet(edge.vocab)):
         why = gone.message.rstrip(".")
-        TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); until it is, texts go on without it, except in mode cloud.")
+        goes_on = "until it is, texts go on without it, except in mode cloud"
+        TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); {goes_on}.")
     watching = stack.enter_context(keep.watching(edge, target))
     return Pair(edge, target, watching.observers, watching.auditor)
 

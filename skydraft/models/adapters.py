@@ -27,6 +27,11 @@ def home_of(name: str, model: str, cache: Path) -> Path:
     return folder_of(model, cache) / name
 
 
+def shipped(name: str) -> Path:
+    """The file of an adapter that comes with the package, for the draft model of the default pair."""
+    return Path(__file__).parent / "shipped_adapters" / f"{name}.gguf"
+
+
 def all_adapters(cache: Path) -> dict[str, list[str]]:
     """The names of all adapters, by the names of their models."""
     found = {unquote(folder.name): adapters_in(folder) for folder in sorted((cache / "adapters").glob("*"))}

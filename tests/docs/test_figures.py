@@ -18,7 +18,7 @@ from skydraft.decoding.accounts.stats import Stats
 
 from .blocks import ROOT
 
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", "README.zh-CN.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 HELD_ELSEWHERE = {"docs/cli.md", "docs/learning.md", "docs/architecture.md"}  # generated; below; has none
 FIGURE = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\w)|\b\d+(?:\.\d+)? ?%")
 # What nobody measured, in the words around it: versions, sizes, thresholds.

@@ -5,18 +5,26 @@ Where the pair was not probed before, forwards have one row, which is exact on e
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import skydraft
+from bench.demo import TASK_SET, tasks
 from bench.workload import prompts
 from skydraft import DecodingParams, Engine, make_plan
+from skydraft.decoding.builder import prompted
 from skydraft.edge.cloud import Cloud
+from skydraft.engines.adapter import digest, read_adapter
 from skydraft.engines.row_costs import RowProfile
+from skydraft.lab.evaluation.comparison import request_of
+from skydraft.lab.evaluation.modes import Mode
+from skydraft.lab.evaluation.records import PromptEntry
+from skydraft.lab.tasks.sets import read_tasks
 from skydraft.models import default_pair
+from skydraft.models.adapters import shipped
 
 from ..serving import serving
 from .conftest import load
@@ -60,3 +68,17 @@ def test_lossless_is_cloud_here_and_over_a_link(pair: tuple[Engine, Engine], tem
     assert written("lossless", cloud) == expected
     with serving(cloud) as server, closing(skydraft.connect(server.address)) as far:
         assert written("lossless", far) == written("cloud", far) == expected
+
+
+def test_the_demo_asks_nothing_that_its_adapter_has_learned_from(pair: tuple[Engine, Engine]) -> None:
+    edge, _ = pair
+    card = read_adapter(shipped(TASK_SET)).card
+
+    def digests(entries: Iterable[PromptEntry]) -> set[str]:
+        asks = (request_of(each, Mode("edge", make_plan("edge"))) for each in entries)
+        return {digest(prompted(each, edge)[1].edge.token_ids) for each in asks}
+
+    wanted, learned = digests(tasks()), set(card.trained_on)
+    assert card.base == edge.fingerprint and (len(learned), len(wanted)) == (125, 6)
+    assert not wanted & learned
+    assert learned <= digests(read_tasks(f"{TASK_SET}:dev", limit=150).prompts)  # so digests are made alike
