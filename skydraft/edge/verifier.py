@@ -276,13 +276,21 @@ class RemoteVerifier:
             raise gone.with_traceback(None)  # else its traceback would keep each round alive
         self.called, self._answers = True, (answers := Answers())
         since = self._loop.now() - self._rtt_ms / 1e3  # a reader may have taken its time since the last round
-        self._loop.call(lambda: self._text.ask(answers, block, tuple(catch_up), write, since))
+        self._loop.call(lambda: self._ask(answers, block, tuple(catch_up), write, since))
         try:
             verdict = self._next(answers)
         finally:
             self._say()
         assert verdict is not None
         return verdict
+
+    def _ask(
+        self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float
+    ) -> None:  # fmt: skip
+        if self._is_cancelled:  # a task that is cancelled before it begins would put nothing
+            answers.put(Cancelled("The generation was cancelled."))
+        else:
+            self._text.ask(answers, block, catch_up, write, since)
 
     def _say(self) -> None:
         while self._text.lines:
@@ -291,7 +299,6 @@ class RemoteVerifier:
     def _next(self, answers: Answers) -> Verdict | None:
         """The next verdict, None at the end of the call."""
         if self._is_cancelled:
-            self._loop.post(self._text.cancel)  # before what was just asked for begins
             raise Cancelled("The generation was cancelled.")
         began = time.perf_counter()
         try:

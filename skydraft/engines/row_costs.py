@@ -91,4 +91,4 @@ class RowCosts:
         stored_ms = typical * profile[num_rows - 1]
         if not (self._is_told or 1 / _PARTED < known[num_rows] / stored_ms < _PARTED):
             self._is_told = True
-            log.warning(f"{self._name}: {num_rows} rows take {known[num_rows]:.0f} ms, {stored_ms:.0f} by the profile.")
+            log.info(f"{self._name}: {num_rows} rows take {known[num_rows]:.0f} ms, {stored_ms:.0f} by the profile.")

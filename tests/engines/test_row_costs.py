@@ -1,5 +1,6 @@
 """What rows cost decides how forwards are padded and feeds parted; never beyond the rows that keep their bits."""
 
+import logging
 from itertools import count
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft.engines.row_costs import RowCosts, RowProfile
+from skydraft.files import log
 
 from ..toys import law
 
@@ -48,6 +50,7 @@ def test_passes_hold_each_row_once_and_keep_the_bits(forward_ms: list[float], ex
 
 
 def test_medians_of_what_forwards_take_replace_a_profile_of_a_busy_moment(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, log.name)
     costs = costs_of((10.0, 18.0, 26.0, 60.0, 70.0, 80.0, 90.0, 100.0))
     assert costs.padded(3) == 3
     for number in count():
