@@ -16,7 +16,7 @@ PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 
 # First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
 OUTPUT = {
-    "qwen2.5-coder-0.5b writes, qwen2.5-coder-1.5b corrects it. Here both run on this machine.",
+    "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks. Here both run on this machine.",
     '{"file": "data/speech_zh_heldout/demo-fast-loud-woman.flac", "text": "这段录音里说话的是一位女士，…", …}',
 }
 # Commands that a test cannot run, whole, and why.
