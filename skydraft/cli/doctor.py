@@ -104,6 +104,8 @@ def _servers(console: Console, choice: CloudChoice, models: ModelChoice) -> Iter
                     gone = cloud.meet(draft.vocab) if draft else None
                 if gone:
                     yield f"{cloud.name} cannot be used: {gone.line}"
+                if (port := cloud.servers.all[0].drafts) and not port.most:
+                    yield f"no drafts are taken at {port.address}: check the port's address and its file of tokens"
             except SkydraftError as error:
                 yield f"{cloud.name} cannot be used: {error.line}"
 

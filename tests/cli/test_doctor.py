@@ -48,6 +48,8 @@ def test_each_server_is_described(invoke: Invoke, server: Serving) -> None:  # n
             assert re.search(rf"^server +{re.escape(address)}, {what}.*, plaintext", out, re.M), err
             assert re.search(r"^model +toy", out, re.M) and re.search(r"a round trip takes \d+\.\d ms$", out, re.M)
             assert status == 0 and out.endswith(f"Ready: toy:drift=0.3 drafts, {address} checks.\n")
+        status, out, _ = invoke("doctor", "--cloud", others["vllm"], "--drafts", "127.0.0.1:9", *EDGE)
+        assert status == 1 and "no drafts are taken at 127.0.0.1:9" in " ".join(out.split())
     both = f"{server.address},127.0.0.1:9"
     status, out, _ = invoke("doctor", "--cloud", both, *EDGE)
     assert status == 1 and out.count("round trip") == 1 and "127.0.0.1:9 cannot be used" in out.replace("\n", " ")
