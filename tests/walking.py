@@ -13,7 +13,7 @@ from skydraft.cli import generate as command
 from skydraft.cli.main import run
 from tests.serving import serving
 
-_VALUES = {"types", "protocol.values"}  # what travels
+_VALUES = {"types", "errors", "protocol.values"}  # what travels
 
 
 class Tracer:

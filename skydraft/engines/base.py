@@ -15,7 +15,7 @@ from skydraft.engines.model import FairLock, Feeds, Model, Sequence, TokenBuffer
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.engines.slots import Seats
 from skydraft.engines.vocab import Rows, TokenIds
-from skydraft.errors import ContextExceeded, EngineError, OptionError, PromptError, or_else
+from skydraft.errors import ContextExceeded, OptionError, PromptError, or_else
 from skydraft.files import log
 from skydraft.types import Recordings, Reuse
 
@@ -83,26 +83,6 @@ class Engine(Model, AbstractContextManager["Engine"]):
     def forget_kept(self, older_than_s: float = 0.0) -> None:
         """Release what was kept for so long, unless a thread has the floor."""
         self.lock.if_free(lambda: self.prefixes.forget(self, older_than_s))
-
-    def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
-        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
-        with self.floor:
-            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
-                raise EngineError("A sequence may occur only once in a batch.")
-            for sequence, token_ids in feeds:
-                sequence.check_open()
-                if len(token_ids) == 0:
-                    raise EngineError("Nothing to feed.")
-                if (length := sequence.length + len(token_ids)) > self.context_len:
-                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
-                self.check_ids(token_ids)
-            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
-                raise EngineError(f"{num_rows} rows are too many for one forward.")
-            longest = max(sequence.length for sequence, _ in feeds)
-            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
-                return self.feed_compared(feeds)
-            return self.feed(feeds)
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
         """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from skydraft.config import Execution
 from skydraft.engines.row_costs import NOT_PROBED, RowProfile
-from skydraft.engines.vocab import Rows, TokenIds, Vocab, num_shared
+from skydraft.engines.vocab import Rows, TokenIds, Vocab
 from skydraft.errors import EngineError, PromptError, SkydraftError
 from skydraft.types import Cost, Media, Recordings, Reuse
 
@@ -162,7 +162,9 @@ class Sequence:
     def align(self, token_ids: TokenIds) -> None:
         """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
         KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
-        self.truncate(num_shared(self.token_ids, token_ids[:-1]))
+        shared = min(self.length, len(token_ids) - 1)
+        differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
+        self.truncate(int(differs[0]) if len(differs) else shared)
 
     def take_prefill_cost(self) -> Cost:
         cost, self.prefill_cost = self.prefill_cost, Cost()
@@ -290,6 +292,26 @@ class Model(ABC):
         """The most rows of one forward: those that change no bit, or all. None is the engine's default."""
         return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
 
+    def extend_batch(self, feeds: Feeds) -> list[Rows]:
+        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
+        sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
+        with self.floor:
+            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+                raise EngineError("A sequence may occur only once in a batch.")
+            for sequence, token_ids in feeds:
+                sequence.check_open()
+                if len(token_ids) == 0:
+                    raise EngineError("Nothing to feed.")
+                if (length := sequence.length + len(token_ids)) > self.context_len:
+                    raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
+                self.check_ids(token_ids)
+            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                raise EngineError(f"{num_rows} rows are too many for one forward.")
+            longest = max(sequence.length for sequence, _ in feeds)
+            if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
+                return self.feed_compared(feeds)
+            return self.feed(feeds)
+
     def check_ids(self, token_ids: Seq[int] | TokenIds, kind: type[SkydraftError] = EngineError) -> None:
         ids: npt.NDArray[np.int64] = np.asarray(token_ids, np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab.size:
@@ -306,3 +328,7 @@ class Model(ABC):
         for sequence, token_ids in feeds:
             sequence.record(token_ids)
         return rows
+
+    @abstractmethod
+    def feed_compared(self, feeds: Feeds) -> list[Rows]:
+        """Feed rows whose bits at this length are not known yet, and compare them with single rows."""
