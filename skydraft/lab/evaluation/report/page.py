@@ -16,7 +16,7 @@ from skydraft.intervals import Figure, cell
 from skydraft.lab.evaluation.findings import TOKEN_COLUMNS, Findings, token_rows
 from skydraft.lab.evaluation.measures import BY_NAME, INDICATORS, MEASURES, Case, Measure
 from skydraft.lab.evaluation.records import PromptEntry
-from skydraft.lab.evaluation.report.plots import against_cost
+from skydraft.lab.evaluation.report.plots import against_cost, side_by_side
 from skydraft.lab.evaluation.report.task_sections import Column, section
 from skydraft.lab.evaluation.summary import Summary, summarize
 from skydraft.origins import LOOKS
@@ -29,6 +29,7 @@ HEADLINE = [BY_NAME[name] for name in (
 MORE = [measure for measure in MEASURES if measure not in (*HEADLINE, *INDICATORS)]
 _OVER = "tokens/s over tokens/s of mode cloud on the same prompts"
 SPEED = Measure("cloud", "speed, cloud = 1", "", _OVER, digits=2)
+_SIDE_BY_SIDE = [*INDICATORS, BY_NAME["cloud_calls_per_token"], BY_NAME["acceptance_rate"]]
 _PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
 _HINT = "Check its permissions, or choose another folder with --out."
 _NUM_TASKS = 6  # whose texts are shown
@@ -44,11 +45,13 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     summary = summarize(findings)
     tokens = (row for setting in findings.settings for case in setting.all_cases for row in token_rows(case))
     planes = _planes(findings, summary)
+    texts = {of.mode: [of.measures.get(each.name) for each in _SIDE_BY_SIDE] for of in summary.settings}
     content = json.dumps(summary.model_dump(mode="json", by_alias=True), ensure_ascii=False, indent=1)
     whole = {"summary": summary, "columns": _columns(summary, MEASURES) + _columns(summary, [SPEED], "speed_over")}
     files = {
         "summary.json": content + "\n", "report.html": render(findings, summary, planes),
         "tokens.csv": _csv(tokens), "table.md": _filled("table.md.j2", **whole),
+        "indicators.svg": side_by_side([f"{each.label}{each.unit}" for each in _SIDE_BY_SIDE], texts),
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
     }  # fmt: skip
     with telling(OptionError, f"{folder} cannot be written", _HINT):

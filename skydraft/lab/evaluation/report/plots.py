@@ -54,6 +54,27 @@ def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
     return _svg(pyplot, figure)
 
 
+def side_by_side(titles: Sequence[str], modes: Mapping[str, Sequence[Figure | None]]) -> str:
+    """An <svg>: a panel for each title, with the value of each mode and its interval. "" without matplotlib."""
+    try:
+        pyplot = load_pyplot()
+    except MissingDependency:
+        return ""
+    size = 1.5 + 1.9 * len(titles), 1.0 + 0.3 * len(modes)
+    figure, panels = pyplot.subplots(1, len(titles), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for axes, title, figures in zip(panels[0], titles, zip(*modes.values(), strict=True), strict=True):
+        for row, x in enumerate(figures):
+            if x:
+                axes.errorbar(
+                    [x.value], [row], None, [[max(x.value - x.low, 0)], [max(x.high - x.value, 0)]],
+                    fmt=_MARKS[row % len(_MARKS)], color=_COLORS[row % len(_COLORS)], markersize=7, elinewidth=0.8,
+                    clip_on=False,
+                )  # fmt: skip
+        axes.set(xlabel=title, xlim=(0, None), ylim=(len(modes) - 0.5, -0.5), yticks=range(len(modes)),
+                 yticklabels=list(modes))  # fmt: skip
+    return _svg(pyplot, figure)
+
+
 def _svg(pyplot: Any, figure: Any) -> str:
     target = io.StringIO()
     figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
