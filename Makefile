@@ -52,7 +52,7 @@ models: $(READY)
 demo: $(TRYING)
 	@echo 'Step 2 of 3: two models, 1.6 GB, kept for every later run.'
 	@$(BIN)/skydraft models fetch $(PAIR)
-	@echo 'Step 3 of 3: one answer by both models together, then in five modes.'
+	@echo 'Step 3 of 3: what the pair gains on this machine. A minute or so.'
 	@$(BIN)/python -m bench demo
 
 # Five processes, since tests also wait. Byte code is kept whatever the machine says: rewriting asserts takes long. What fails

@@ -9,12 +9,13 @@ import os
 import random
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-import skydraft
+import skydraft.api
 from bench.link import COPYING
 from skydraft.cli.options.pair import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
@@ -28,10 +29,11 @@ from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.evaluation.records import PromptEntry
 from skydraft.lab.tasks.sets import read_tasks
 from skydraft.models.adapters import shipped
+from skydraft.models.cache import cache_dir, made_models
 
 ROOT = Path(__file__).parent.parent
 TASK_SET, NUM_TASKS = "zh-extract", 6
-EDIT = COPYING[1]
+EDIT = COPYING[0]
 _HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
 _EDIT_PARAMS = DecodingParams(max_new_tokens=150)
 
@@ -47,9 +49,19 @@ def demo() -> None:
     console, models = console_for("auto"), replace(ModelChoice(), adapter="none")
     edge, target = models.load_pair()
     console.print(f"\n{edge.name} drafts, {target.name} checks. Here both run on this machine.", style="bold")
-    _edit(console, edge, target)
+    with closing(_cheap_rows(models)) as cheap:
+        _edit(console, edge, cheap)
     _taught(console, edge, target)
     console.print(f"\n{link()}\nTry it: {_HERE}skydraft chat. A chat page, and any app: {_HERE}skydraft gateway")
+
+
+def _cheap_rows(models: ModelChoice) -> Engine:
+    """The large model with weights in Q4_0, made once: there several tokens of a forward cost little more than one."""
+    name = f"{models.target_name}-q4_0"
+    if name not in made_models(cache_dir()):
+        with TERMINAL.state(f"Writing {name}, once…"):
+            skydraft.api.quantize(models.target_name, force=True)
+    return models.load(name)
 
 
 def _edit(console: Console, edge: Engine, target: Engine) -> None:

@@ -77,7 +77,7 @@ class DraftPort:
                 self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
                 if count(hello, "version") != _VERSION or not (most := count(hello, "drafts")):
-                    raise ValueError("it speaks another version" if hello else "it closed the connection")
+                    raise ValueError("it speaks another version" if hello else "it closed the connection: check the token")
                 self.most = most
             self._writer = writer
             await reader.read(1)  # nothing comes but the end
@@ -89,7 +89,7 @@ class DraftPort:
                 writer.transport.abort()  # to close would wait until the port has read all
         if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
-            self._notify(f"The port for drafts at {self.address} is not there ({reason}); vLLM writes alone.")
+            self._notify(f"The port for drafts at {self.address} takes none ({reason}); vLLM writes alone.")
 
     async def close(self) -> None:
         self._tried_at = math.inf  # no text that ends later connects again
