@@ -88,7 +88,7 @@ ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
 NEEDS = ("uvicorn", "llguidance", "matplotlib", "torch", "soundfile", "openai")
 # What a block has to print; blocks that are not here have to succeed.
 PRINTS = {
-    "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 8": "report.html",
+    """printf '%s\\n' "用一句话描述清晨的公园。" "What is a hash table?" > mine.txt""": "report.html",
     _SERVE: "TLS, a token is",
     "curl http://localhost:8137/v1/chat/completions -H 'Content-Type: application/json' -d '{": '"finish_reason"',
     "skydraft models path": "tiny_omni/edge",
