@@ -52,7 +52,6 @@ NOT_RUN_BLOCKS = {
     'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
     "skydraft compare --prompts others.txt --adapter reviews": "tests/learning",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
-    "0 3 * * * /opt/skydraft/bin/skydraft learn run reviews": "a line of a crontab: tests/learning",
 }
 # What docs/two-machines.md makes for a server and a device.
 _FILES = (

@@ -111,7 +111,7 @@ def test_the_texts_of_the_page_are_those_of_the_report() -> None:
 def test_what_learning_brings_is_as_measured() -> None:
     page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
     for name, found in json.loads((ROOT / "docs/learned/figures.json").read_text(encoding="utf-8")).items():
-        for mode in ("edge", "quality", "auto", "answers"):
+        for mode in ("edge", "auto", "answers"):
             if (after := found.get(f"{mode}-learned")) is None:
                 continue
             before = found[mode]
