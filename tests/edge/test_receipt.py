@@ -186,6 +186,7 @@ def test_the_records_of_a_text_that_loses_its_cloud_hold_every_byte_until_it_is_
                 time.sleep(0.03)  # it is looked for now and then
                 if outcomes[-1] == "verified":
                     break
+        assert outcomes[-1] == "verified"  # it is back
         stats, links = generation.stats, [each.link for each in generation.records if each.outcome == "fallback"]
         assert links[0].bytes_up > 0 and links[0].rtt_ms > 0 and links[1:] == [LinkCost()] * len(links[1:])
         assert number_of(relay, "verify") > stats.num_escalated - len(links) + 1  # it was asked again
