@@ -71,12 +71,12 @@ def waiting(engine: Any, wait: Callable[[], object]) -> Any:
 class Leash:
     """Lets a target write one token more than were read, however slow the reader is: a stop comes in time."""
 
-    def __init__(self) -> None:
-        self._ahead = threading.BoundedSemaphore(1)
+    def __init__(self, wait_s: float = 0.1) -> None:
+        self._ahead, self._wait_s = threading.BoundedSemaphore(1), wait_s
 
     def put_on(self, engine: Any) -> Any:
         """The engine, whose forwards wait until enough was read, or for a moment: some are not for reading."""
-        return waiting(engine, lambda: self._ahead.acquire(timeout=0.1))
+        return waiting(engine, lambda: self._ahead.acquire(timeout=self._wait_s))
 
     def read(self, num_tokens: int = 1) -> None:
         with suppress(ValueError):  # all was read

@@ -18,44 +18,34 @@ from tests.toys import law
 
 
 @law(40)
-@given(st.lists(st.integers(0, 12), max_size=7), st.permutations(range(7)), st.integers(1, 30))
-def test_a_forward_is_filled_by_the_oldest_each_once(num_drafts: list[int], order: list[int], max_rows: int) -> None:
-    desk = desk_of()
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=7), st.randoms(use_true_random=False), st.integers(1, 30))
+def test_a_forward_is_filled_by_the_oldest_each_once(num_drafts: list[int], rng: Any, max_rows: int) -> None:
+    desk = desk_of(max_rows=max_rows)
     edges = [Edge(number, 4, ENDLESS) for number in range(len(num_drafts))]
     opened(desk, *edges)
-    order = [number for number in order if number < len(edges)]
-    asked = {number: desk.ask(edges[number].call(draft=(1,) * num_drafts[number])) for number in order}
-    desk.worker.receive()
-    desk.docket.admit()
-    batch = desk.docket.batch(max_rows, lambda num_rows: 1.0)
-    assert [job for job, *_ in batch] == [asked[number].job for number in order[: len(batch)]]
-    num_wanted = [num_drafts[number] + 1 for number in order]
-    num_fed = [len(feed) for *_, feed in batch]
-    assert sum(num_fed) == min(max_rows, sum(num_wanted))
-    assert num_fed[:-1] == num_wanted[: max(len(batch) - 1, 0)]
-    assert desk.docket.next_prefill() is None
-
-
-def test_only_the_same_call_of_the_same_owner_shares_an_answer() -> None:
-    desk, edge = desk_of(), Edge(1, 4, ENDLESS)
-    calls = [edge.open(), edge.call(opens=True), edge.call(draft=(1,), opens=True), Edge(2, 4, ENDLESS).open()]
-    for call in calls:
-        desk.ask(call)
-        desk.ask(call, "bob")
-        desk.ask(call)
-    desk.worker.receive()
-    assert len(desk.docket.jobs) == 2 * len(calls)
+    rng.shuffle(edges)
+    for edge in edges:
+        desk.ask(edge.call(draft=(1,) * num_drafts[edge.number]))
+    desk.step()
+    fed, wanted = [len(feed) for _, feed in desk.engine.batches[-1]], [num_drafts[edge.number] + 1 for edge in edges]
+    assert sum(fed) == min(max_rows, sum(wanted)) and fed[:-1] == wanted[: len(fed) - 1]
+    desk.check_batches()
 
 
 def test_two_owners_who_drew_the_same_number_have_a_session_each() -> None:
-    """The second is served at once, however long the first one's text is, and ends only its own."""
+    """The second is served at once, however long the first one's text is, and each closes only its own."""
     desk, edge = desk_of(), Edge(5, 4, ENDLESS)
     text = desk.ask(edge.stream(), "eve")
     desk.step(3)
     assert desk.steps_until(asked := desk.ask(edge.open(), "bob")) < 5 and asked.last == Opened(0)
     desk.close(5, "bob")
+    desk.close(99, "eve")
     desk.step()
     assert not text.is_answered and desk.num_sessions == 1
+    desk.close(5, "eve")
+    desk.step()
+    assert type(text.last) is type(desk.answer(edge.call(), "eve")) is SessionNotFound
+    assert desk.engine.num_open == 0
 
 
 def test_a_later_epoch_ends_what_the_earlier_one_asked() -> None:

@@ -1,16 +1,106 @@
-"""One owner's flood leaves places, seats and turns to the other owners, and hostile orders stop nobody."""
+"""One owner's flood leaves streams, seats and turns to the other owners, and hostile orders stop nobody."""
 
+import asyncio
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skydraft.errors import CloudFailure, EngineError
-from skydraft.protocol.values import OpenCall, Opened, VerifyCall
-from skydraft.types import Verdict
+from skydraft.access.keys import Keyring
+from skydraft.access.limits import Limits
+from skydraft.cloud.sessions import ServedModel, Sessions
+from skydraft.cloud.streams import Streams
+from skydraft.errors import CloudBusy, CloudFailure, CloudLost, EngineError
+from skydraft.protocol.values import OpenCall, Opened, Opening, VerifyCall
+from skydraft.types import Prompt, Verdict
 
+from .. import toys
+from ..serving import PATIENCE_S
 from ..toys import VOCAB
-from .driver import ENDLESS, Asked, Desk, Edge, desk_of, opened
+from .driver import ENDLESS, FINGERPRINT, Asked, Clock, Desk, Edge, desk_of, opened
+
+# --- Places
+
+
+def streams_ended(owners: str, newcomer: str, tokens: Path) -> list[str]:
+    """Whose streams end when another begins, where so many are open; those of capitals are being answered."""
+    tokens.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
+    made_way = list[str]()
+
+    async def stay(streams: Streams, name: str, number: int) -> None:
+        try:
+            with streams.entered(f"Bearer {name.lower() * 20}") as stream:
+                stream.is_busy = name.isupper()
+                await asyncio.sleep(PATIENCE_S)
+        except CloudLost:
+            made_way.append(f"{name}{number}")
+
+    async def crowd() -> None:
+        streams = Streams(Keyring(tokens), Limits(max_queue=2), Clock())  # eight
+        tasks = [asyncio.create_task(stay(streams, name, number)) for number, name in enumerate(owners)]
+        await asyncio.sleep(0)
+        with suppress(CloudBusy), streams.entered(f"Bearer {newcomer * 20}"):
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(crowd())
+    return made_way
+
+
+def eight_seats(clock: Clock) -> tuple[Sessions, Callable[..., Any]]:
+    """Sessions, and what opens one by number and owner's name."""
+    sessions = Sessions(ServedModel(toys.toy(3)), Limits(max_sessions=8), clock)
+
+    def admit(number: int, name: str, busy: Container[tuple[int, str]] = ()) -> Any:
+        return sessions.admit(OpenCall(number, 1, Opening(FINGERPRINT, Prompt((1, 2)))), name.lower(), busy)
+
+    return sessions, admit
+
+
+def seats_taken(owners: str, newcomer: str, _: Path) -> list[str]:
+    sessions, admit = eight_seats(Clock())
+    for number, name in enumerate(owners):
+        admit(number, name)
+    seated = admit(99, newcomer, {(number, name.lower()) for number, name in enumerate(owners) if name.isupper()})
+    gone = [f"{name}{number}" for number, name in enumerate(owners) if (number, name.lower()) not in sessions]
+    assert len(sessions) == 8 and sessions.num_evicted == len(gone) == (seated is not None)
+    return gone
+
+
+@pytest.mark.parametrize("ended_by", [streams_ended, seats_taken])
+@pytest.mark.parametrize(("owners", "newcomer", "ended"), [
+    ("aaabbcde", "d", "a0"),  # of whoever has the most, the one used least recently
+    ("aaabbcde", "a", "a0"),
+    ("Aaabbcde", "d", "a1"),  # not one that is being answered
+    ("AAAbbcde", "d", "b3"),
+    ("AAAbcdef", "b", "b3"),  # its own, since the others have no more
+    ("AAAABbcd", "e", "b5"),
+    ("AAABCDEF", "f", None),
+    ("AAABBCcd", "b", None),  # those of who has fewer are not taken
+])  # fmt: skip
+def test_whose_place_goes_to_a_newcomer(
+    ended_by: Callable[..., list[str]], owners: str, newcomer: str, ended: str | None, tmp_path: Path
+) -> None:
+    assert ended_by(owners, newcomer, tmp_path / "tokens") == ([ended] if ended else [])
+
+
+def test_a_seat_that_was_left_goes_first_and_ends_with_its_time() -> None:
+    sessions, admit = eight_seats(clock := Clock())
+    for number, name in enumerate("abbccccc"):
+        admit(number, name)
+        clock.now += 11 * (number == 0)  # the first one is left by then
+    assert admit(99, "b") and (0, "a") not in sessions
+    assert admit(98, "d") and (1, "b") in sessions and (3, "c") not in sessions
+    clock.now += Limits().session_ttl_s
+    sessions.expire({(1, "b")})
+    assert len(sessions) == 1 and (1, "b") in sessions
+
+
+# --- Turns
 
 
 def victims_desk(max_sessions: int = 4) -> Desk:

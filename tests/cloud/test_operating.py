@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -22,15 +22,7 @@ from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.service import Calls
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.toy import open_toy
-from skydraft.errors import (
-    CloudError,
-    LimitExceeded,
-    NotAuthorized,
-    OptionError,
-    ProtocolError,
-    RateLimited,
-    TlsFailure,
-)
+from skydraft.errors import CloudError, NotAuthorized, OptionError, SkydraftError, TlsFailure
 from skydraft.protocol import codec
 from skydraft.protocol.values import SERVICE
 
@@ -101,40 +93,34 @@ def test_metrics_have_the_names_of_the_field_and_count_what_happened() -> None:
         with closing(skydraft.connect(server.address)) as cloud:
             edge, plan = open_toy("toy:drift=0.2"), make_plan(k=5)
             stats = skydraft.generate("语速", edge=edge, cloud=cloud, plan=plan, params=PARAMS).run().stats
-        name = 'spec_decode_num_{}_total{{model="toy"}}'.format
-        assert server.metric(name("drafts")) == stats.num_escalated
-        assert server.metric(name("draft_tokens")) == stats.num_draft_tokens
-        assert server.metric(name("accepted_tokens")) == stats.num_accepted_tokens
+        counts = {"drafts": stats.num_escalated, "draft_tokens": stats.num_draft_tokens}
+        counts |= {"accepted_tokens": stats.num_accepted_tokens}
+        expected = {f'spec_decode_num_{name}_total{{model="toy"}}': num for name, num in counts.items()}
+        expected |= {'generated_tokens_total{model="toy"}': stats.num_tokens, "sessions_evicted": 0}
+        expected |= {"batch_rows_sum": stats.num_draft_tokens + stats.num_escalated}
+        assert {name: server.metric(name) for name in expected} == expected
         assert server.metric("batch_rows_count") == server.metric("forward_seconds_count") >= stats.num_escalated
-        assert server.metric("batch_rows_sum") == stats.num_draft_tokens + stats.num_escalated
-        assert server.metric("forward_seconds_sum") > 0 and server.metric("sessions_evicted") == 0
-        assert server.metric('generated_tokens_total{model="toy"}') == stats.num_tokens
+        assert server.metric("forward_seconds_sum") > 0
 
 
 def test_each_call_is_counted_once_with_what_became_of_it(token_file: Path) -> None:
     """Refusals too, whoever refuses."""
-    with (
-        serving(open_toy("toy"), token_file=token_file, metrics_port=free_port(), rows_per_s=20.0) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-
-        def refused(error: type[Exception], message: bytes, token: str = ANN) -> None:
-            with pytest.raises(error):
-                RawSession(channel, token).ask(message)
-
-        refused(NotAuthorized, verify_message(), "nobody")
-        refused(LimitExceeded, verify_message(draft=(5,) * 40))
-        refused(LimitExceeded, open_message(1, opening(*[1] * 4096)))
-        refused(ProtocolError, b"\xff")
-        for message in (open_message(1), verify_message(2, opening=opening(*[1] * 70))):
-            (stream := RawSession(channel, ANN)).ask(message)
-            stream.send(codec.encode_close(0))
-            assert not list(stream.call)
-        refused(RateLimited, verify_message(3))
-        with closing(skydraft.connect(server.address, token=BOB)) as cloud:
-            cloud.info()
-        with pytest.raises(NotAuthorized), closing(skydraft.connect(server.address)) as cloud:
-            cloud.info()
+    limits = {"metrics_port": free_port(), "rows_per_s": 20.0}
+    with serving(open_toy("toy"), token_file=token_file, **limits) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            for message in (open_message(1), verify_message(2, opening=opening(*[1] * 70))):
+                (stream := RawSession(channel, ANN)).ask(message)
+                stream.send(codec.encode_close(0))
+                assert not list(stream.call)
+            for token, message in (
+                ("nobody", verify_message()), (ANN, b"\xff"), (ANN, verify_message(3)),
+                (ANN, verify_message(draft=(5,) * 40)), (ANN, open_message(1, opening(*[1] * 4096))),
+            ):  # fmt: skip
+                with pytest.raises(SkydraftError):
+                    RawSession(channel, token).ask(message)
+        for known in (BOB, None):
+            with closing(skydraft.connect(server.address, token=known)) as cloud, suppress(NotAuthorized):
+                cloud.info()
         sessions = {"NotAuthorized": 1, "LimitExceeded": 2, "ProtocolError": 1, "RateLimited": 1, "ok": 2}
         counted = {f'{{method="Session",outcome="{name}"}}': num for name, num in sessions.items()}
         counted |= {f'{{method="GetInfo",outcome="{name}"}}': 1 for name in ("ok", "NotAuthorized")}
@@ -163,8 +149,5 @@ def test_a_client_that_leaves_just_before_its_call_ends_is_no_news(caplog: pytes
 
 @pytest.mark.parametrize("session_ttl_s", [1e18, 2.2e6])
 def test_limits_beyond_what_grpc_counts_are_limits(session_ttl_s: float) -> None:
-    with (
-        serving(open_toy("toy"), session_ttl_s=session_ttl_s) as server,
-        closing(skydraft.connect(server.address)) as cloud,
-    ):
-        assert cloud.info().model == "toy"
+    with serving(open_toy("toy"), session_ttl_s=session_ttl_s) as server:
+        assert_serves(server.address)

@@ -32,11 +32,7 @@ WRONG_OPENINGS: list[tuple[Opening, type[errors.SkydraftError], str]] = [
     (with_params(grammar="regex:("), errors.GrammarRefused, "grammar"),
     (with_params(stop=("ab",) * 65), errors.LimitExceeded, "stop strings"),
     (with_params(stop=("a" * 4097,)), errors.LimitExceeded, "characters in stop strings"),
-    (
-        with_params(logit_bias=tuple((number, 1.0) for number in range(1025))),
-        errors.LimitExceeded,
-        "biased and stop tokens",
-    ),
+    (with_params(logit_bias=[(number, 1.0) for number in range(1025)]), errors.LimitExceeded, "biased and stop tokens"),
     (with_params(think_start="a" * 70, think_end="b" * 70), errors.LimitExceeded, "tags of thinking"),
     (opening(*MANY), errors.LimitExceeded, "do not fit"),
     (opening(*[1] * 45, committed_ids=(1,) * 4060), errors.LimitExceeded, "up to 4095 fit"),
@@ -108,7 +104,7 @@ def test_requests_that_are_cancelled_keep_their_places_until_the_worker_has_seen
         serving(engine, max_queue=10, max_sessions=40, metrics_port=free_port()) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
-        first, refused = RawSession(channel), []
+        first = RawSession(channel)
         first.send(verify_message(1))
         assert was_asked.wait(PATIENCE_S)
         for number in range(2, 30):
@@ -116,12 +112,11 @@ def test_requests_that_are_cancelled_keep_their_places_until_the_worker_has_seen
             stream.send(verify_message(number))
             time.sleep(0.02)
             if number > 15:
-                with pytest.raises(errors.CloudBusy) as raised:
+                with pytest.raises(errors.CloudBusy):
                     stream.answer()
-                refused.append(raised)
             stream.end()
         go.set()
-        assert first.answer() and len(refused) == 14
-        assert server.metrics("calls_total")['{method="Session",outcome="CloudBusy"}'] >= len(refused)
+        assert first.answer()
+        assert server.metrics("calls_total")['{method="Session",outcome="CloudBusy"}'] >= 14
         server.wait_until(lambda: server.metric("requests_waiting") == 0)  # all places are free again
         assert RawSession(channel).ask(open_message(99))

@@ -100,25 +100,22 @@ def test_a_port_that_is_taken_at_one_address_of_the_host_is_refused(monkeypatch:
                 serve(loads_nothing, ServeOptions(host="localhost", port=port), print)
 
 
-@pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])
-def test_a_model_that_does_not_load_and_a_signal_free_the_port(error: BaseException | None) -> None:
-    options = ServeOptions(port=free_port())
-
-    def load() -> Any:
-        if error is not None:
-            raise error
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with signals_as_before(), pytest.raises(type(error) if error else KeyboardInterrupt):
-        serve(load, options, print)
-    socket.create_server(("127.0.0.1", options.port)).close()
+def no_model() -> Any:
+    raise EngineError("no such model")
 
 
-def test_a_taken_port_of_metrics_frees_the_port() -> None:
+def ended_by_a_signal() -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("load", "error"), [
+    (no_model, EngineError), (ended_by_a_signal, KeyboardInterrupt), (toy, OptionError)  # its port of metrics is taken
+])  # fmt: skip
+def test_whatever_keeps_a_server_from_starting_frees_the_port(load: Any, error: type[BaseException]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ServeOptions(port=free_port(), metrics_port=taken.getsockname()[1])
-        with pytest.raises(OptionError, match="Metrics cannot be served"):
-            serve(toy, options, print)
+        with signals_as_before(), pytest.raises(error, match="Metrics cannot be served" if load is toy else None):
+            serve(load, options, print)
     socket.create_server(("127.0.0.1", options.port)).close()
 
 

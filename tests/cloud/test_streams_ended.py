@@ -1,19 +1,14 @@
 """Which streams a server ends by itself: to make room, when a budget or a token is gone, and when it stops."""
 
-import asyncio
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
-from skydraft.access.keys import Keyring
-from skydraft.access.limits import Limits
-from skydraft.cloud.streams import Streams
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudBusy, CloudLost, NotAuthorized, RateLimited
+from skydraft.errors import CloudLost, NotAuthorized, RateLimited
 
 from ..serving import PATIENCE_S, RawSession, serving
 from .driver import (
@@ -28,43 +23,6 @@ from .driver import (
     verdict_of,
     verify_message,
 )
-
-
-@pytest.mark.parametrize(("open_", "newcomer", "ended"), [
-    ("aaabbcde", "d", "a0"),  # of whoever has the most, the one used least recently
-    ("aaabbcde", "a", "a0"),
-    ("Aaabbcde", "d", "a1"),  # not one that is being answered
-    ("AAAbbcde", "d", "b3"),
-    ("AAAbcdef", "b", "b3"),  # its own, since the others have no more
-    ("AAAABbcd", "e", "b5"),
-    ("AAABCDEF", "f", None),
-    ("AAABBCcd", "b", None),  # those of who has fewer are not taken
-])  # fmt: skip
-def test_whose_stream_makes_way(open_: str, newcomer: str, ended: str | None, token_file: Path) -> None:
-    token_file.write_text("".join(f"{name} {name * 20}\n" for name in "abcdef"))
-
-    made_way = []
-
-    async def stay(streams: Streams, name: str, number: int) -> None:
-        try:
-            with streams.entered(f"Bearer {name.lower() * 20}") as stream:
-                stream.is_busy = name.isupper()
-                await asyncio.sleep(PATIENCE_S)
-        except CloudLost:
-            made_way.append(f"{name}{number}")
-
-    async def crowd() -> None:
-        times = iter(range(100))
-        streams = Streams(Keyring(token_file), Limits(max_queue=2), lambda: float(next(times)))  # eight
-        tasks = [asyncio.create_task(stay(streams, name, number)) for number, name in enumerate(open_)]
-        await asyncio.sleep(0)
-        with suppress(CloudBusy), streams.entered(f"Bearer {newcomer * 20}"):
-            await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
-
-    asyncio.run(crowd())
-    assert made_way == ([ended] if ended else [])
 
 
 def test_a_stream_that_says_nothing_ends_with_its_session() -> None:

@@ -10,7 +10,7 @@ import skydraft
 from skydraft.engines.toy import open_toy
 
 from .. import toys
-from ..serving import serving
+from ..serving import Relay, serving
 from .texts import Start
 
 SEEDS = (4, 17, 33)
@@ -20,6 +20,12 @@ SEEDS = (4, 17, 33)
 def start() -> Iterator[Start]:
     with ExitStack() as stack:
         yield lambda engine=None, **options: stack.enter_context(serving(engine or open_toy("toy"), **options))
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    with serving(open_toy("toy")) as server, Relay(server.address) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

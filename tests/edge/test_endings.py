@@ -3,7 +3,6 @@
 import gc
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.toy import open_toy
 
 from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving, waiting
-from .texts import LOSSLESS, PLANS, begin, by_plan, undisturbed
+from .texts import LOSSLESS, PLANS, begin, by_plan, script, undisturbed
 
 LONG = DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
 
@@ -39,20 +38,13 @@ def server() -> Iterator[Serving]:
 def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Serving, plan: Any, num_rounds: int) -> None:
     """Replies are held; the session ends at the server as well."""
     with Relay(server.address) as relay, closing(skydraft.connect(relay.address, require=True)) as cloud:
-        generation, waits = begin(cloud, plan, LONG), threading.Event()
+        generation = begin(cloud, plan, LONG)
         rounds = generation.rounds()
         for _ in range(num_rounds):
             next(rounds)
         relay.hold()
-
-        def go_on() -> float:
-            waits.set()
-            list(rounds)
-            return ran_s()
-
         with ThreadPoolExecutor(1) as pool:
-            going = pool.submit(go_on)
-            waits.wait()
+            going = pool.submit(lambda: [*rounds, ran_s()][-1])
             time.sleep(0.3)
             assert not going.done()
             began = ran_s()
@@ -67,41 +59,38 @@ def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Servi
 
 
 ENDS = {
-    "left": ("gated", ""),
-    "collected": ("lossless", "del rounds, generation; import gc; gc.collect();"),
-    "closed": ("cloud", "generation.close();"),
-    "closed with its cloud": ("gated", "generation.close(); cloud.close();"),
+    "left": ("gate='entropy:0.3', k=4", ""),
+    "collected": ("k=5", "del rounds, generation; import gc; gc.collect()"),
+    "closed": ("'cloud'", "generation.close()"),
+    "closed with its cloud": ("gate='entropy:0.3', k=4", "generation.close(); cloud.close()"),
     "waits in a thread": (
-        "cloud", "import threading; threading.Thread(target=lambda: list(rounds), daemon=True).start();"
+        "'cloud'", "threading.Thread(target=lambda: list(rounds), daemon=True).start()"
     ),
 }  # fmt: skip
 
 
-def ending_s(code: str) -> float:
-    """Run a script that says when it is over; returns the seconds from then to its end, in which it is to be silent."""
-    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert script.stdout is not None and script.stdout.readline() == "over\n"
+def ending_s(program: list[str]) -> float:
+    """Seconds from the moment when a program says that it is over to its end, in which it is to be silent."""
+    running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stdout.readline() == "over\n"
     began = time.monotonic()
-    assert (*script.communicate(timeout=PATIENCE_S), script.returncode) == ("", "", 0)
+    assert (*running.communicate(timeout=PATIENCE_S), running.returncode) == ("", "", 0)
     return time.monotonic() - began
 
 
 @pytest.mark.parametrize("how", ENDS)
 def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(server: Serving, how: str) -> None:
-    given = {"lossless": "k=5", "cloud": "'cloud'", "gated": "gate='entropy:0.3', k=4"}
     plan, does = ENDS[how]
-    code = (
-        "import skydraft; from skydraft.engines.toy import open_toy;"
-        f"cloud = skydraft.connect('{server.address}');"
-        "params = skydraft.DecodingParams(max_new_tokens=3000, min_new_tokens=3000);"
-        "generation = skydraft.generate('我', edge=open_toy('toy:drift=0.1'), cloud=cloud, params=params,"
-        f" plan=skydraft.make_plan({given[plan]})); rounds = generation.rounds(); next(rounds); next(rounds);"
-        f"{does} print('over', flush=True)"
-    )
-    assert any(ending_s(code) < 4.0 for _ in range(3))  # where it does not end by itself, all of them last too long
+    program = script(server.address, plan, does)
+    assert any(ending_s(program) < 4.0 for _ in range(3))  # where it does not end by itself, all of them last too long
     if how.startswith("c"):
         server.wait_until(lambda: server.num_sessions == 0)
     server.forget_sessions()
+
+
+def test_streams_that_a_server_ends_while_they_are_idle_end_without_a_word() -> None:
+    with serving(open_toy("toy"), session_ttl_s=0.5) as idle:
+        ending_s(script(idle.address, "gate='entropy:0.3', k=4", "time.sleep(2)"))
 
 
 # --- Many at once

@@ -25,22 +25,18 @@ def write(cloud, mode="cloud"):
     params = DecodingParams(max_new_tokens=8)
     return skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(mode), params=params, raw=True)
 
-def told(write):
-    try:
-        print(type(write()).__name__, flush=True)
-    except SkydraftError as error:
-        print(f"{type(error).__name__}: {error}", flush=True)
-
 cloud = skydraft.connect(sys.argv[1], timeout_s=5)
 write(cloud).run()
 begun = iter(write(cloud))
 next(begun)
 if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-told(lambda: next(begun) and list(begun))
-told(lambda: write(cloud).run())
-told(lambda: write(cloud, "lossless").run())
-told(lambda: write(skydraft.connect(sys.argv[1], timeout_s=5)).run())
+new = lambda: skydraft.connect(sys.argv[1], timeout_s=5)
+for text in (lambda: begun, lambda: write(cloud), lambda: write(cloud, "lossless"), lambda: write(new())):
+    try:
+        print(list(text()), flush=True)
+    except SkydraftError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
 cloud.close()
 os._exit(0)  # as processes of multiprocessing end
 """

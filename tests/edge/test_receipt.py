@@ -1,7 +1,7 @@
-"""A receipt says what left this device, to the token: it is recomputed here from what a server got."""
+"""What left this device: a receipt says it to the token, and records to the byte. Both are recomputed here from what a
+server got."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -12,12 +12,19 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.accounts.receipt import Receipt
+from skydraft.decoding.context import Context
+from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
-from skydraft.errors import OptionError
+from skydraft.errors import CloudError, OptionError
+from skydraft.prompts.audio import Audio
+from skydraft.prompts.messages import Message
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.values import OpenCall, VerifyCall
+from skydraft.types import DraftBlock, LinkCost
 
-from ..serving import Relay, asked, free_port, serving
+from ..serving import PATIENCE_S, Relay, asked, free_port, serving
+from ..speech.hearing import NUM_MELS, HearingToy, samples
+from ..toys import ASKED, PROMPT, VOCAB
 from .texts import begin
 
 PARAMS = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=3)
@@ -27,14 +34,13 @@ PLANS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    with serving(open_toy("toy")) as server, Relay(server.address) as running:
-        yield running
-
-
 def number_of(relay: Relay, kind: str) -> int:
     return [name for name, _ in relay.requests].count(kind)
+
+
+def num_bytes(messages: list[tuple[str, bytes]]) -> int:
+    """Bytes of all messages of sessions but those of their ends, when the texts are complete."""
+    return sum(len(data) for name, data in messages if name in ("open", "verify", "draft", "stop"))
 
 
 def run(cloud: Any, plan: Any, seed: int = 3) -> Generation:
@@ -92,8 +98,7 @@ def test_a_receipt_is_what_the_server_got(relay: Relay, plan: Any) -> None:
             assert all({*came[name]} <= {*told[name]} for name in ("seen", "rejected"))
             assert receipt.servers == ((relay.address,) if plan.verifies else ())
             time.sleep(0.1 * crosses)  # else a late one would be taken for one of the next text
-            num_bytes = sum(len(message) for name, message in relay.requests if name != "close")
-            assert 0 <= receipt.bytes_up - num_bytes <= (200 if crosses else 0)
+            assert 0 <= receipt.bytes_up - num_bytes(relay.requests) <= (200 if crosses else 0)
             for span in receipt.seen:
                 text = generation.text[slice(*span.chars)]
                 shown = [token.text for token in generation]
@@ -127,29 +132,21 @@ def test_a_text_without_its_cloud_says_that_nothing_was_sent() -> None:
     assert local == Receipt((), 0, (), (), 0, 0, 0, 0, None)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_after_the_calls_of_a_day_texts_go_on_alone(relay: Relay, most: int) -> None:
+@pytest.mark.parametrize(("most", "num_at_once"), [(1, 1), (3, 1), (2, 6)])
+def test_after_the_calls_of_a_day_texts_go_on_alone(relay: Relay, most: int, num_at_once: int) -> None:
     lines: list[str] = []
     with closing(skydraft.connect(relay.address, notify=lines.append, max_calls=most)) as cloud:
-        texts = [run(cloud, PLANS["gated"], seed) for seed in range(5)]
-        assert sum(name == "verify" for name, _ in relay.requests) == most
-        assert sum(text.receipt.calls for text in texts) == most
-        assert "edge-fallback" in texts[-1].origins and len(texts[-1].token_ids) == 48
-        assert texts[-1].receipt.prompt_tokens == 0 or most > 1
-        assert lines and all(f"Today's {most} calls are used up" in line for line in lines)
-        assert len(lines) <= len(texts)
+        with ThreadPoolExecutor(num_at_once) as pool:
+            texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
+        assert number_of(relay, "verify") == sum(text.receipt.calls for text in texts) == most
+        assert all(len(text.token_ids) == 48 for text in texts)
+        assert 1 <= len(lines) <= len(texts) and all(f"Today's {most} calls are used up" in line for line in lines)
+        last = run(cloud, PLANS["gated"])
+        assert "edge-fallback" in last.origins and last.receipt.prompt_tokens == 0
         with pytest.raises(skydraft.SkydraftError, match="used up"):
             run(cloud, make_plan("cloud"))
     with pytest.raises(OptionError, match="max_calls must be 1 or more"):
         skydraft.connect("127.0.0.1:1", max_calls=0)
-
-
-def test_texts_at_the_same_time_share_the_calls_of_a_day(relay: Relay) -> None:
-    with closing(skydraft.connect(relay.address, max_calls=2)) as cloud:
-        with ThreadPoolExecutor(6) as pool:
-            texts = list(pool.map(lambda seed: run(cloud, PLANS["gated"], seed), range(6)))
-        assert sum(name == "verify" for name, _ in relay.requests) == 2
-        assert all(len(text.token_ids) == 48 for text in texts)
 
 
 def test_an_opening_ahead_belongs_to_its_first_call(relay: Relay) -> None:
@@ -172,3 +169,69 @@ def test_calls_that_could_not_be_sent_are_not_counted(unhurried: None) -> None:
             assert run(cloud, PLANS["gated"]).receipt.calls == 0
         with serving(open_toy("toy"), port=port):
             assert run(cloud, PLANS["gated"]).receipt.calls == 1
+
+
+# --- To the byte
+
+
+def test_the_records_of_a_text_that_loses_its_cloud_hold_every_byte_until_it_is_back(
+    relay: Relay, unhurried: None
+) -> None:
+    with closing(skydraft.connect(relay.address)) as cloud:
+        generation = begin(cloud, PLANS["gated"], replace(PARAMS, max_new_tokens=2000, min_new_tokens=2000))
+        for _ in generation.rounds():
+            outcomes = [record.outcome for record in generation.records]
+            relay.is_down = "verified" in outcomes and outcomes.count("fallback") < 3
+            if not relay.is_down and "fallback" in outcomes:
+                time.sleep(0.03)  # it is looked for now and then
+                if outcomes[-1] == "verified":
+                    break
+        assert outcomes[-1] == "verified"  # it is back
+        stats, links = generation.stats, [each.link for each in generation.records if each.outcome == "fallback"]
+        assert links[0].bytes_up > 0 and links[0].rtt_ms > 0 and links[1:] == [LinkCost()] * len(links[1:])
+        assert number_of(relay, "verify") > stats.num_escalated - len(links) + 1  # it was asked again
+        assert (stats.bytes_up, stats.bytes_down) == (num_bytes(relay.requests), num_bytes(relay.replies))
+        generation.close()
+
+
+def test_rounds_without_a_cloud_keep_no_frames(relay: Relay) -> None:
+    with closing(skydraft.connect(relay.address)) as cloud:
+        cloud.ping(PATIENCE_S)
+        request = GenerateRequest((Message("user", PROMPT),), PLANS["gated"])
+        verifier = cloud.verifier(Context(ASKED), ASKED, VOCAB, request)
+        relay.is_down = True
+        for _ in range(30):
+            with pytest.raises(CloudError) as caught:
+                verifier.verify(DraftBlock(0, (1, 2, 3)), ())
+        assert len(caught.traceback) < 5
+        verifier.close()
+
+
+NUM_FRAMES = 12
+
+
+@pytest.mark.parametrize(
+    "plan", [PLANS["lossless"], PLANS["gated"], PLANS["cloud"]], ids=["lossless", "gated", "cloud"]
+)
+def test_features_are_shared_once_with_each_opening_that_is_sent(plan: Any) -> None:
+    with (
+        serving(HearingToy(17)) as server,
+        Relay(server.address) as relay,
+        closing(skydraft.connect(relay.address, require=True)) as cloud,
+    ):
+        heard, params = Audio(samples(3, NUM_FRAMES)), DecodingParams(max_new_tokens=60, min_new_tokens=60)
+        given = {"edge": HearingToy(17, 0.4), "cloud": cloud, "plan": plan, "params": params, "raw": True}
+        generation = skydraft.generate(PROMPT, audio=heard, **given)
+        num_left = 2
+        for done, _ in generation.rounds():
+            if num_left and done.record.outcome == "verified":
+                num_left -= 1
+                server.forget_sessions()
+        calls: list[Any] = [asked(data) for name, data in relay.requests if name in ("open", "verify")]
+        openings = [call.opening for call in calls if call.opening is not None]
+        assert all(opening.prompt.media for opening in openings)
+        each_bytes, stats = 2 * NUM_MELS * NUM_FRAMES, generation.stats
+        assert stats.shared_bytes == each_bytes * len(openings) and stats.bytes_up > stats.shared_bytes
+        if plan.drafts:  # what is streamed may all have been sent before
+            shared = [record.link.shared_bytes for record in generation.records if record.link.shared_bytes]
+            assert shared == [each_bytes] * len(openings) and len(openings) == 3

@@ -1,5 +1,7 @@
 """What an error of a server means for a text: `recover`, as a table."""
 
+from dataclasses import replace
+
 import pytest
 
 from skydraft import errors
@@ -36,24 +38,15 @@ MENDED = {kind: steps for steps, kinds in BY_STEPS.items() for kind in kinds}
 FINAL = [kind for kind in descendants(SkydraftError) if kind not in MENDED]
 
 
-def an(kind: type[SkydraftError]) -> SkydraftError:
-    return kind("no.")
-
-
 @pytest.mark.parametrize("kind", MENDED)
 def test_what_is_done_first(kind: type[SkydraftError]) -> None:
-    assert tuple(recover(an(kind), each).step for each in (ONE, MANY, GATED)) == MENDED[kind]
+    assert tuple(recover(kind("no."), each).step for each in (ONE, MANY, GATED)) == MENDED[kind]
 
 
 @pytest.mark.parametrize("kind", FINAL)
 def test_nothing_else_is_tried_again(kind: type[SkydraftError]) -> None:
     for now in (ONE, MANY, GATED):
         assert recover(kind("no."), now) == Recovery("give up")
-
-
-def after(now: Situation, **changes: float) -> Situation:
-    known = {name: getattr(now, name) for name in Situation.__slots__}
-    return Situation(**known | changes)
 
 
 LOST, BUSY, GONE, BROKEN = CloudLost("no."), CloudBusy("no."), SessionNotFound("no."), CloudFailure("no.")
@@ -63,36 +56,36 @@ LIMITED = RateLimited("no.", retry_after_s=1.5)
 @pytest.mark.parametrize(("error", "now", "then"), [
     # Pauses double up to a second, and are no longer than the time that is left.
     (BUSY, ONE, Recovery("again", 0.02)),
-    (BUSY, after(ONE, num_tries=3, waited_s=1), Recovery("again", 0.16)),
-    (BUSY, after(ONE, num_tries=9, waited_s=28.9), Recovery("again", 1.0)),
-    (BUSY, after(ONE, num_tries=9, waited_s=29.1), Recovery("give up", is_late=True)),
-    (LOST, after(ONE, num_tries=9, waited_s=29.5, silent_s=29.5), Recovery("reconnect", 0.5)),
-    (LOST, after(ONE, num_tries=9, waited_s=30, silent_s=30), Recovery("give up", is_late=True)),
+    (BUSY, replace(ONE, num_tries=3, waited_s=1), Recovery("again", 0.16)),
+    (BUSY, replace(ONE, num_tries=9, waited_s=28.9), Recovery("again", 1.0)),
+    (BUSY, replace(ONE, num_tries=9, waited_s=29.1), Recovery("give up", is_late=True)),
+    (LOST, replace(ONE, num_tries=9, waited_s=29.5, silent_s=29.5), Recovery("reconnect", 0.5)),
+    (LOST, replace(ONE, num_tries=9, waited_s=30, silent_s=30), Recovery("give up", is_late=True)),
     # A limit says itself when to ask again; never at once.
     (LIMITED, ONE, Recovery("again", 1.5)),
     (RateLimited("no.", retry_after_s=0.0), ONE, Recovery("again", 0.02)),
-    (LIMITED, after(ONE, waited_s=29), Recovery("give up", is_late=True)),
+    (LIMITED, replace(ONE, waited_s=29), Recovery("give up", is_late=True)),
     # A gated text waits for a server that is busy, but not for a silent one, nor long for one that limits it.
-    (BUSY, after(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
+    (BUSY, replace(GATED, num_tries=9, waited_s=9), Recovery("again", 1.0)),
     (LIMITED, GATED, Recovery("alone", is_late=True)),
     (RateLimited("no.", retry_after_s=0.3), GATED, Recovery("again", 0.3)),
-    (RateLimited("no.", retry_after_s=0.3), after(GATED, waited_s=0.8), Recovery("alone", is_late=True)),
-    (LOST, after(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
-    (LOST, after(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
-    (errors.CloudTimeout("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
-    (errors.CloudDraining("no."), after(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+    (RateLimited("no.", retry_after_s=0.3), replace(GATED, waited_s=0.8), Recovery("alone", is_late=True)),
+    (LOST, replace(GATED, num_tries=2, waited_s=0.3, silent_s=0.3), Recovery("reconnect", 0.08)),
+    (LOST, replace(GATED, num_tries=4, waited_s=0.4, silent_s=0.4), Recovery("alone", is_late=True)),
+    (errors.CloudTimeout("no."), replace(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
+    (errors.CloudDraining("no."), replace(GATED, waited_s=0.7, silent_s=0.7), Recovery("alone", is_late=True)),
     # The first opening again is at once; each of them feeds the prompt again.
     (GONE, ONE, Recovery("open again")),
-    (GONE, after(ONE, num_tries=1), Recovery("open again", 0.04)),
+    (GONE, replace(ONE, num_tries=1), Recovery("open again", 0.04)),
     # The next server is asked at once, while there is one.
-    (LOST, after(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
-    (LOST, after(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
+    (LOST, replace(MANY, falls_back=True, waited_s=0.7, silent_s=0.7), Recovery("elsewhere")),
+    (LOST, replace(MANY, falls_back=True, waited_s=1.1, silent_s=1.1), Recovery("alone", is_late=True)),
     # A server that fails is tried twice more; where there is another, once there.
     (BROKEN, ONE, Recovery("open again", 0.02)),
-    (BROKEN, after(ONE, num_tries=1, num_failures=1), Recovery("open again", 0.04)),
-    (BROKEN, after(ONE, num_failures=2), Recovery("give up")),
-    (BROKEN, after(GATED, num_failures=2), Recovery("alone")),
-    (BROKEN, after(MANY, num_failures=1), Recovery("elsewhere")),
+    (BROKEN, replace(ONE, num_tries=1, num_failures=1), Recovery("open again", 0.04)),
+    (BROKEN, replace(ONE, num_failures=2), Recovery("give up")),
+    (BROKEN, replace(GATED, num_failures=2), Recovery("alone")),
+    (BROKEN, replace(MANY, num_failures=1), Recovery("elsewhere")),
     # What no server would take ends the help for good, and a token that is refused is no outage.
     (errors.LimitExceeded("no."), GATED, Recovery("alone", is_final=True)),
 ])  # fmt: skip
@@ -119,15 +112,11 @@ def test_a_gated_text_waits_for_a_silent_server_less_than_a_second(timeout_s: fl
 @pytest.mark.parametrize("kind", [kind for kind, steps in MENDED.items() if steps[0] != "give up"])
 def test_an_error_that_goes_on_ends_in_time(kind: type[SkydraftError], gated: bool) -> None:
     """Played through, with answers that take no time: never without a pause twice, and never beyond the timeout."""
-    now, num, steps = Situation(TIMEOUT_S, falls_back=gated), 0, []
-    while (found := recover(an(kind), now)).step not in ("give up", "alone"):
-        num += 1
-        steps.append(found.pause_s)
-        waited_s = now.waited_s + found.pause_s
-        silent_s = waited_s if isinstance(an(kind), CloudLost) else 0.0
-        now = after(
-            now, num_tries=num, waited_s=waited_s, silent_s=silent_s, num_failures=num * (kind is CloudFailure),
-        )  # fmt: skip
+    now, pauses, is_silent = Situation(TIMEOUT_S, falls_back=gated), list[float](), issubclass(kind, CloudLost)
+    while (found := recover(kind("no."), now)).step not in ("give up", "alone"):
+        pauses.append(found.pause_s)
+        now.num_tries, now.waited_s, now.silent_s = len(pauses), sum(pauses), sum(pauses) * is_silent
+        now.num_failures = len(pauses) * (kind is CloudFailure)
     assert found.step == ("alone" if gated else "give up") and found.is_late == (kind is not CloudFailure)
-    limit_s = EDGE_S if gated and issubclass(kind, CloudLost) else TIMEOUT_S
-    assert now.waited_s <= limit_s and num < 60 and steps.count(0.0) <= 1
+    assert now.waited_s <= (EDGE_S if gated and is_silent else TIMEOUT_S)
+    assert len(pauses) < 60 and pauses.count(0.0) <= 1

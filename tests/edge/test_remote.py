@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
+from skydraft.decoding.plan import Plan
 from skydraft.engines.toy import open_toy
 from skydraft.types import LinkCost
 
 from .. import reference, toys
 from ..cloud.driver import Watched
-from ..decoding.test_laws import assert_consistent, decode
+from ..decoding.test_hand_back import turns_of
+from ..decoding.test_laws import assert_consistent, assert_whose, decode
 from ..decoding.test_laws import gates as some_gates
 from ..serving import Serving, serving, waiting
 from ..toys import PROMPT, PROMPT_IDS, law
@@ -54,19 +56,44 @@ def assert_same(remote: Generation, local: Generation) -> None:
     assert far_rows == near_rows
 
 
-plans = st.builds(
-    lambda gate, k, ends_early, hand_back: replace(
-        make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always"
-    ),
-    gates, st.integers(1, 12), st.booleans(), st.sampled_from(["0", "0", "1", "2", "7", "text"]),
-)  # fmt: skip
+def plans(*hand_backs: str) -> st.SearchStrategy[Plan]:
+    return st.builds(
+        lambda gate, k, ends_early, hand_back: replace(
+            make_plan(gate=gate, k=k, hand_back=hand_back), ends_early=ends_early and gate != "always"
+        ),
+        gates, st.integers(1, 12), st.booleans(), st.sampled_from(hand_backs),
+    )  # fmt: skip
 
 
 @law(125)
-@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans)
+@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans("0", "0", "1", "2", "7", "text"))
 def test_remote_is_local(clouds: dict[int, Any], seed: int, drafter: Any, params: DecodingParams, plan: Any) -> None:
     edge = toys.toy(seed, drafter[0], sign=drafter[1])
     assert_same(decode(plan, params, edge, clouds[seed]), decode(plan, params, edge, toys.toy(seed)))
+
+
+@law(100)
+@given(st.sampled_from(SEEDS), st.sampled_from(toys.DRAFTERS), toys.params(), plans("agree:1", "agree:2", "agree:4"))
+def test_where_a_stop_crosses_each_token_is_its_writers(
+    clouds: dict[int, Any], seed: int, drafter: Any, params: DecodingParams, plan: Any
+) -> None:
+    edge, target = toys.toy(seed, drafter[0], sign=drafter[1]), toys.toy(seed)
+    done = decode(plan, params, edge, clouds[seed])
+    assert_whose(done, edge, target, params)
+    if not plan.is_gated:
+        assert (done.token_ids, done.finish_reason) == reference.plain(target, PROMPT_IDS, params)
+    assert all(record.num_draft for record in done.records if record.outcome == "verified")  # a turn is one call
+    texts = [*PROMPT_IDS, *done.token_ids]
+    for turn in turns_of(done):
+        own = [
+            reference.next_token(edge, texts[: len(PROMPT_IDS) + base], len(PROMPT_IDS), params) == texts[2 + base]
+            for base in turn
+        ]
+        wanted = plan.back.agreed
+        is_over = any(all(own[end - wanted : end]) for end in range(wanted, len(own) + 1))
+        assert is_over or not turn or turn[-1] + 1 == len(done.token_ids)
+    read = [agrees for each in done.rounds_so_far for agrees in each.block.read]
+    assert len(read) <= sum(record.outcome == "written" for record in done.records) + len(turns_of(done))
 
 
 def test_the_draft_model_drafts_ahead_while_the_target_writes() -> None:

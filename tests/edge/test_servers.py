@@ -3,9 +3,8 @@
 import re
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +21,14 @@ from skydraft.edge.session import OwnServer
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudTimeout, NotAuthorized, OptionError
+from skydraft.errors import CloudTimeout, NotAuthorized, OptionError, TargetChanged
 from skydraft.protocol.address import parse_addresses
 
+from ..hostile.texts import committed
 from ..serving import PATIENCE_S, free_port, waiting
 from ..toys import law
 from .texts import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
 
-TOKENS = "phone a-token-of-24-characters\n"
 LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is streamed is read ahead
 
 # --- Lists
@@ -82,49 +81,78 @@ def test_a_lost_server_is_tried_last_the_rest_keep_order(ports: list[int], numbe
     assert order(servers, number) == [*(name for name in before if name != lost), lost]
 
 
-def test_numbers_spread_over_servers_evenly_and_over_the_rest_when_one_is_lost() -> None:
-    names = ["a:7373", "b:7373", "c:7373"]
+def test_numbers_spread_evenly_over_servers_but_those_that_were_lost_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, now = ["a:7373", "b:7373", "c:7373"], time.monotonic()
     servers = servers_of(names)
-    for well in (names, names[:2]):
+    for well in (names, names[:2], names):
         counts = Counter(order(servers, number)[0] for number in range(1, 3001))
         assert set(counts) == set(well) and max(counts.values()) < 1.1 * 3000 / len(well)
-        servers.lost(named(servers, "c:7373"))
+        if well == names[:2]:
+            monkeypatch.setattr("skydraft.edge.servers.time", SimpleNamespace(monotonic=lambda: now + 10))
+        else:
+            servers.lost(named(servers, "c:7373"))
 
 
-def test_a_server_that_was_lost_gets_new_sessions_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = servers_of(["a:7373", "b:7373"])
-    first = servers.in_order(1)[0]
-    servers.lost(first)
-    assert servers.in_order(1)[-1] is first
-    now = time.monotonic()
-    monkeypatch.setattr("skydraft.edge.servers.time", SimpleNamespace(monotonic=lambda: now + 10))
-    assert servers.in_order(1)[0] is first
+# --- When a server goes, or changes
 
 
-# --- When a server goes
-
-
-@pytest.mark.parametrize("how", ["dies", "drains"])
+@pytest.mark.parametrize("how", ["dies", "drains", "another model"])
 @by_plan
 def test_a_text_goes_on_at_another_server_when_its_own_goes(start: Start, plan: Any, how: str, unhurried: None) -> None:
     params = LONG if plan is ALONE else PARAMS
-    servers, lines = [start(slow(plan)), start(slow(plan))], list[str]()
+    servers, lines = [start(slow(plan), port=free_port()) for _ in range(2)], list[str]()
     with closing(connected(servers, notify=lines.append)) as cloud:
         generation = begin(cloud, plan, params)
-        for number, _ in enumerate(generation.rounds()):
-            if number == 5:
-                there, other = home(servers)
-                there.stop(grace_s=0.3 if how == "drains" else 0.0)
-            if number == 12:
-                assert plan is ALONE or other.num_sessions == 1
+        rounds = generation.rounds()
+        while not generation.stats.num_escalated:
+            next(rounds)
+        there, other = home(servers)
+        there.stop(grace_s=0.3 if how == "drains" else 0.0)
+        changed = start(open_toy("toy:drift=0.4"), port=there.port) if how == "another model" else None
+        places = {(other.num_sessions, changed.num_sessions if changed else 0) for _ in rounds}
         assert "edge-fallback" not in generation.origins and lines == []
         assert generation.token_ids == undisturbed(plan, params)
+        assert places <= {(1, 0), (0, 0)} and (plan is ALONE or (1, 0) in places)  # a stream is read ahead
+        for _ in range(3 if changed else 0):
+            assert begin(cloud, plan).run().token_ids == undisturbed(plan)
 
 
 def slow(plan: Any) -> Engine:
     """A target that takes its time where a stream would be over before its server is."""
     engine: Engine = waiting(open_toy("toy"), lambda: time.sleep(0.001 * (plan is ALONE)))
     return engine
+
+
+@pytest.mark.parametrize(("room", "execution"), [(4096, "exact"), (3000, "throughput"), (2500, "exact")])
+def test_a_text_goes_on_with_more_room_and_with_nothing_else_that_changes(
+    start: Start, room: int, execution: Any
+) -> None:
+    port = free_port()
+    with closing(skydraft.connect(f"127.0.0.1:{port}", timeout_s=10, require=True)) as cloud:
+        first = start(open_toy("toy", 3000), port=port)
+        next(rounds := (generation := begin(cloud)).rounds())
+        first.stop()
+        start(open_toy("toy", room), port=port, execution=execution)
+        with nullcontext() if room == 4096 else pytest.raises(TargetChanged, match="text was begun with"):
+            list(rounds)
+    written = committed(generation)
+    assert written and written == undisturbed()[: len(written)] and (len(written) == 80) == (room == 4096)
+
+
+def test_when_all_servers_of_a_list_run_something_new_texts_begin_with_that(start: Start) -> None:
+    servers = [start(port=free_port()) for _ in range(2)]
+    with closing(connected(servers)) as cloud:
+        next(rounds := begin(cloud).rounds())
+        for each in servers:
+            each.stop()
+            start(open_toy("toy:drift=0.4"), port=each.port)
+        with pytest.raises(TargetChanged, match="begun with"):
+            list(rounds)
+        expected = begin(open_toy("toy:drift=0.4")).run().token_ids
+        assert expected != undisturbed()
+        for plan in (LOSSLESS, ALONE) * 3:
+            assert begin(cloud, plan).run().token_ids == expected
+        assert cloud.info().model == "toy:drift=0.4"
 
 
 @pytest.mark.parametrize("plan", [GATED, LOSSLESS])
@@ -144,17 +172,16 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
 # --- Getting in
 
 
-@pytest.mark.parametrize("plan", [LOSSLESS, GATED], ids=["lossless", "gated"])
-def test_wrong_token_and_dead_server(start: Start, tmp_path: Path, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order they are tried: the token is the fault that waiting does not cure, and is told."""
+@by_plan
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_a_wrong_token_and_a_dead_server_the_token_is_told(
+    start: Start, tmp_path: Path, plan: Any, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever order they are tried: it is the fault that waiting does not cure."""
     (tmp_path / "theirs").write_text("other another-token-of-24-chars\n")
     wrong, dead = start(token_file=tmp_path / "theirs").address, f"127.0.0.1:{free_port()}"
-    token = TOKENS.split()[1]
-    for first in (wrong, dead):
-        in_order = partial(sorted, key=lambda each, first=first: each.address != first)
-        monkeypatch.setattr(Servers, "in_order", lambda self, key, in_order=in_order: in_order(self.all))
-        with (
-            closing(skydraft.connect([wrong, dead], token=token, timeout_s=PATIENCE_S)) as cloud,
-            pytest.raises(NotAuthorized),
-        ):
-            begin(cloud, plan).run()
+    monkeypatch.setattr(Servers, "in_order", lambda self, key: self.all)
+    addresses = [wrong, dead] if is_first else [dead, wrong]
+    cloud = skydraft.connect(addresses, token="a-token-of-24-characters", timeout_s=PATIENCE_S)
+    with closing(cloud), pytest.raises(NotAuthorized):
+        begin(cloud, plan).run()

@@ -1,5 +1,6 @@
 """One text to ask servers for, and a list of servers."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,3 +40,24 @@ def home(servers: list[Serving]) -> tuple[Serving, Serving]:
     there, *others = sorted(servers, key=lambda each: -each.num_sessions)
     assert there.num_sessions == 1 and not any(each.num_sessions for each in others)
     return there, others[0]
+
+
+# A program that begins a long text, does something, and says that it is over.
+SCRIPT = """
+import skydraft, threading, time
+from skydraft.engines.toy import open_toy
+cloud = skydraft.connect({address!r}, timeout_s={timeout_s})
+params = skydraft.DecodingParams(max_new_tokens={length}, min_new_tokens={length}, temperature=0.8, seed=5)
+given = {{"edge": open_toy("toy:drift=0.2"), "cloud": cloud, "plan": skydraft.make_plan({plan}), "params": params}}
+generation = skydraft.generate("语速", **given)
+rounds = generation.rounds()
+next(rounds); next(rounds)
+{does}
+print("over", flush=True)
+"""
+
+
+def script(address: str, plan: str, does: str, *, length: int = 3000, timeout_s: float = 30.0) -> list[str]:
+    """What runs that program with a plan, as `make_plan` gets it."""
+    code = SCRIPT.format(address=address, plan=plan, does=does, length=length, timeout_s=timeout_s)
+    return [sys.executable, "-c", code]
