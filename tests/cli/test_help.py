@@ -53,8 +53,7 @@ def test_the_page_explains_each_option_of_each_command_once(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("short", "long", "says"), [
-    ("-h", "--help", "Usage: skydraft [OPT"), ("generate -h", "generate --help", "Usage: skydraft generate"),
-    ("learn run -h", "learn run --help", "Usage: skydraft learn run"),
+    ("-h", "--help", "Usage: skydraft [OPT"), ("learn run -h", "learn run --help", "Usage: skydraft learn run"),
     ("-V", "--version", f"skydraft, version {__version__}\n"),
 ])  # fmt: skip
 def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: str) -> None:
