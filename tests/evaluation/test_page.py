@@ -28,19 +28,15 @@ def letters(text: str) -> str:
 def test_every_text_is_there_and_nothing_is_asked_or_complained_of(out: Path, chromium: Any) -> None:  # noqa: F811
     page, told = (out / "report.html").as_uri(), list[str]()
     tab = chromium.new_page()
-    tab.on("console", lambda message: told.append(message.text))
-    tab.on("pageerror", lambda error: told.append(str(error)))
-    tab.on("request", lambda request: told.append(request.url))
+    for event, what in (("console", "text"), ("pageerror", "message"), ("request", "url")):
+        tab.on(event, lambda found, what=what: told.append(getattr(found, what)))
     tab.goto(page)
     assert [each for each in told if not each.startswith("data:")] == [page]
     dom = tab.content()
-    assert all(f"<{tag}" in dom for tag in ("svg", "table", "details"))
     shown = html.unescape(re.sub("<[^>]*>", "", dom))
-    for prompt in PROMPTS:
-        assert prompt["prompt"] in shown
-    together = letters(shown)
-    for line in generations(out):
-        assert letters("".join(line["pieces"])) in together
+    assert all(f"<{tag}" in dom for tag in ("svg", "table", "details"))
+    assert all(prompt["prompt"] in shown for prompt in PROMPTS)
+    assert all(letters("".join(line["pieces"])) in letters(shown) for line in generations(out))
 
 
 def test_a_blind_vote_hides_the_modes_and_each_of_its_lines_says_which_was_which(

@@ -41,14 +41,11 @@ def test_nothing_to_divide_by_is_no_interval_and_draws_without_the_one_prompt_th
 # The tokens of a text: parts and wholes of punctuation, repeats of 2 and of 3, adjacent repeats.
 TEXTS: dict[tuple[str, ...], list[tuple[int, int]]] = {
     (): [(0, 0)] * 4,
-    ("清晨", "的公园"): [(0, 5), (0, 4), (0, 3), (0, 5)],
     ("员在", "员", "在"): [(0, 4), (1, 3), (0, 2), (0, 4)],
     ("员，", "在、员", "，在", "，员"): [(4, 9), (2, 4), (1, 3), (0, 9)],  # tokens that hold a mark
-    ("慢慢地",): [(0, 3), (0, 2), (0, 1), (0, 3)],
     ("慢慢", "慢", "慢"): [(0, 4), (2, 3), (1, 2), (2, 4)],
     ("在", "在", "在。在"): [(1, 5), (2, 3), (1, 2), (2, 5)],
-    ("你好，世界！",): [(2, 6), (0, 3), (0, 2), (0, 6)],
-    ("你好,世界!",): [(2, 6), (0, 3), (0, 2), (0, 6)],
+    ("你好,世界！",): [(2, 6), (0, 3), (0, 2), (0, 6)],
     ("The cat", ", the cat sees", "."): [(2, 22), (1, 4), (0, 3), (0, 0)],
     ("公", "", "园", ""): [(0, 2), (0, 1), (0, 0), (0, 2)],  # ends within a character
 }

@@ -12,20 +12,18 @@ from skydraft.lab.evaluation.workloads import read_prompts
 
 from .lines import assert_refused, jsonl
 
-
-def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
-    return PromptEntry(id=id, prompt=prompt, category=category)
-
-
 FILES: dict[str, tuple[str, list[PromptEntry]]] = {
-    "lines.txt": ("  今 \n\n你好\r\nlast", [entry("line-1", "今"), entry("line-3", "你好"), entry("line-4", "last")]),
+    "lines.txt": (
+        "  今 \n\n你好\r\nlast",
+        [PromptEntry(id=f"line-{number}", prompt=text) for number, text in ((1, "今"), (3, "你好"), (4, "last"))],
+    ),
     "objects.jsonl": (
-        '{"prompt": "一"}\n{"prompt": "二", "id": "b", "category": "food"}\n{"prompt": "三", "note": "left alone"}',
-        [entry("line-1", "一"), entry("b", "二", "food"), entry("line-3", "三")],
+        '{"prompt": "一"}\n{"prompt": "二", "id": "b", "category": "food", "note": "left alone"}',
+        [PromptEntry(id="line-1", prompt="一"), PromptEntry(id="b", prompt="二", category="food")],
     ),
     # A byte order mark is no text, and a prompt may hold any character.
-    "marked.txt": ("\ufeffa\u2028b", [entry("line-1", "a\u2028b")]),
-    "marked.jsonl": ('\ufeff{"prompt": "a\u2028b"}', [entry("line-1", "a\u2028b")]),
+    "marked.txt": ("\ufeffa\u2028b", [PromptEntry(id="line-1", prompt="a\u2028b")]),
+    "marked.jsonl": ('\ufeff{"prompt": "a\u2028b"}', [PromptEntry(id="line-1", prompt="a\u2028b")]),
 }
 
 
@@ -46,17 +44,11 @@ def test_a_recording_lies_beside_its_file_and_asks_about_its_speaker(tmp_path: P
     assert second == PromptEntry(id="b", prompt="说", audio=str(tmp_path / "sub" / "b.flac"))
 
 
-BROKEN: dict[str, tuple[str, bytes, str]] = {
-    "empty": ("p.txt", b"", "holds no prompt."),
-    "not UTF-8": ("p.txt", b"\xff\xfe", "not UTF-8"),
-    "no JSON": ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"),
-    "no prompt": ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
-    "blank prompt": ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
-    "an id twice": ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> None:
-    name, content, says = BROKEN[case]
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("p.txt", b"", "holds no prompt."), ("p.txt", b"\xff\xfe", "not UTF-8"),
+    ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"), ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
+    ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
+    ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
+])  # fmt: skip
+def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     assert_refused(read_prompts, tmp_path / name, content, says, PromptError)
