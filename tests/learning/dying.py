@@ -3,12 +3,12 @@
 import contextlib
 import errno
 import importlib
-import io
 import itertools
 import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,17 +57,15 @@ def at(moment: tuple[str, int, bool], end: Callable[[], NoReturn]) -> None:
 
 def in_child(work: Callable[[], int]) -> tuple[int, str]:
     """(exit status, below 0 for a signal; what was said)"""
-    ours, theirs = os.pipe()
-    if not (child := os.fork()):
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            status = work()
-        os.write(theirs, said.getvalue().encode()[-3000:])
-        os._exit(status)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as file:
-        said_bytes = file.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said_bytes.decode()
+    with tempfile.TemporaryFile("w+") as said:
+        if not (child := os.fork()):
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                status = work()
+            said.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return status, said.read()[-3000:]
 
 
 def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
@@ -75,10 +73,8 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
 
     Returns what `in_child` does, in this order.
     """
-    import accelerate  # noqa: F401  once, before the forks
-    import gguf  # noqa: F401
-    import peft  # noqa: F401
-
+    for name in ("accelerate", "gguf", "peft"):  # once, before the forks
+        importlib.import_module(name)
     from skydraft.cli import learn_run
     from skydraft.cli.main import run
     from skydraft.lab.learning.training import Trained, TrainSettings
@@ -86,19 +82,17 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
-    def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:
+    def attempt(home: str, *ending: Any) -> tuple[int, str]:
         def work() -> int:
             os.environ["SKYDRAFT_HOME"] = home
-            if moment:
-                at(moment, end)
+            if ending:
+                at(*ending)
             return run(command)
 
         return in_child(work)
 
-    found = [attempt(homes[0])]
-    for moment in MOMENTS:
-        found += [attempt(homes[1], moment, end) for end in (find_no_room, die) if end is die or moment[2]]
-    return [*found, attempt(homes[1])]
+    ends = [(moment, end) for moment in MOMENTS for end in (find_no_room, die) if end is die or moment[2]]
+    return [attempt(homes[0]), *(attempt(homes[1], *each) for each in ends), attempt(homes[1])]
 
 
 if __name__ == "__main__":

@@ -27,10 +27,8 @@ from ..stock.fakes import HOSTS, fake
 def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: Path, is_error: bool) -> None:
     edge, store = open_toy("toy"), Store(tmp_path)
     length = 100 if is_error else 3000
-    asks = [
-        GenerateRequest(asked(f"{number}"), params=DecodingParams(max_new_tokens=length if number < 7 else 1))
-        for number in range(8)
-    ]
+    given = [DecodingParams(max_new_tokens=length if number < 7 else 1) for number in range(8)]
+    asks = [GenerateRequest(asked(f"{number}"), params=params) for number, params in enumerate(given)]
 
     def on_done(lesson: Any) -> None:
         if is_error:
@@ -67,12 +65,10 @@ def test_a_chat_answers_prompts(host: str, tmp_path: Path) -> None:
 
 
 def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: Path) -> None:
-    edge, target = open_toy("toy:drift=0.4"), open_toy("toy")  # of one sequence
-    params = DecodingParams(max_new_tokens=9)
-    asks = [GenerateRequest(asked(prompt), params=params) for prompt in ("你好", "我们", "你好")]
-    done = list[Any]()
+    edge, target, params = open_toy("toy:drift=0.4"), open_toy("toy"), DecodingParams(max_new_tokens=9)
+    prompts, done, plan = ("你好", "我们", "你好"), list[Any](), skydraft.make_plan("cloud")
+    asks = [GenerateRequest(asked(prompt), params=params) for prompt in prompts]
     found = Answering(asks, edge, target, "weights", Store(tmp_path)).run(done.append)
-    plan, params = skydraft.make_plan("cloud"), asks[0].params
-    texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run() for prompt in ("你好", "我们")]
-    assert [each and each.token_ids for each in found] == [texts[index].token_ids for index in (0, 1, 0)]
+    texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run().token_ids for prompt in prompts]
+    assert [each and each.token_ids for each in found] == texts
     assert len(done) == 2 and not Answering(asks, edge, target, "weights", Store(tmp_path)).todo

@@ -103,19 +103,18 @@ def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
     assert marks_of(rounds(*given)) == marks
 
 
-def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -> None:
+def test_a_generation_is_kept_at_its_end_or_where_it_breaks_off_and_names_both_models(tmp_path: Path) -> None:
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
-    collector = Collector(tmp_path / "learn")
     request = answered((edge, cloud), make_plan("lossless"), DecodingParams(max_new_tokens=20)).request
-    with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
-        generation.run()
-    (found,), _ = read(tmp_path / "learn")
+    texts = []
+    for is_whole in (True, False):
+        with skydraft.start(request, edge=edge, cloud=cloud, observers=[Collector(tmp_path)]) as generation:
+            generation.run() if is_whole else next(iter(generation.rounds()))
+        texts.append(generation.token_ids)
+    (found, begun), _ = read(tmp_path)
     assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
-    assert found.prompt_ids == PROMPT_IDS and found.token_ids == generation.token_ids
-    assert found.decoding == request.params
-    with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
-        next(iter(generation.rounds()))
-    assert read(tmp_path / "learn")[0][1].token_ids == generation.token_ids  # broken off, it keeps what it has
+    assert (found.prompt_ids, found.decoding) == (PROMPT_IDS, request.params)
+    assert [found.token_ids, begun.token_ids] == texts
 
 
 def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
@@ -138,32 +137,27 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_
         assert read(tmp_path / "here") == read(tmp_path / "there")
 
 
-def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
-    done = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=8))
+def test_what_cannot_be_kept_costs_a_line_holds_up_no_other_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, add = list[str](), Store.add
+    done = answered((toys.toy(1, 0.7), toys.toy(1)), make_plan(), DecodingParams(max_new_tokens=8))
 
     def gone(self: object, wait_s: float | None) -> None:
         raise CloudLost("No connection.")
-
-    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
-    with closing(Collector(tmp_path, notify=said.append)) as collector:
-        assert [collector.keep(done) for _ in range(3)] == [False] * 3
-        assert len(said) == 1 and "not kept" in said[0]  # once is enough
-    assert said[1].startswith("3 answers could not be kept")
-
-
-def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, add = list[str](), Store.add
 
     def full(store: Store, each: Lesson) -> None:
         if each == lesson(1):
             raise NotEnoughDisk("No room.")
         add(store, each)
 
+    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
+    with closing(Collector(tmp_path, notify=said.append)) as collector:
+        assert [collector.keep(done) for _ in range(3)] == [False] * 3
     monkeypatch.setattr(Store, "add", full)
     with closing(Collector(tmp_path, notify=said.append)) as collector:
         for each in (lesson(0), lesson(1), lesson(1), lesson(2)):
             collector.add(each)
     assert read(tmp_path)[0] == [lesson(0), lesson(2)]
-    assert len(said) == 2 and "No room" in said[0] and said[1].startswith("2 answers could not be kept")
+    begins = ("The cloud is gone", "3 answers could not be kept", "No room", "2 answers could not be kept")
+    assert len(said) == len(begins) and all(begin in line for begin, line in zip(begins, said, strict=True))
