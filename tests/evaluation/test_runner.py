@@ -16,7 +16,6 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import RecordsError
 from skydraft.gating.gates import parse_gate
 from skydraft.gating.hand_back import HandBack
-from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.evaluation.records import PromptEntry, keys, read_records
 from skydraft.lab.evaluation.runner import Comparison, Trial, measure
 
@@ -136,20 +135,17 @@ def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
     assert again.unscored() == [] and len(read_records(again.path).scores) == len(texts)
 
 
-def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
-    """The modes, one of them changed behind its name."""
-    return (*MODES[:number], replace(MODES[number], **changes), *MODES[number + 1 :])
-
-
+# The first mode is another one behind its name.
+CHANGED = [
+    replace(MODES[0], style="zh-short"), replace(MODES[0], params=replace(MODES[0].params, max_new_tokens=9)),
+    *(replace(MODES[0], plan=replace(MODES[0].plan, **of)) for of in (
+        {"k": 6}, {"hand_back": HandBack(4)}, {"gate": parse_gate("entropy:3")})),
+]  # fmt: skip
 OTHERS: list[dict[str, Any]] = [
     {"repetitions": 3}, {"machine": "another machine"}, {"calibration": "0" * 32}, {"think": "off"},
     {"engine_options": {"context_len": 64}}, {"workload_sha256": "1" * 64}, {"execution": "throughput"},
     *({side: lines.MODEL.model_copy(update={"fingerprint": "g"})} for side in ("draft", "target")),
-    *({"modes": modes} for modes in (
-        MODES[:3], changed_mode(params=replace(MODES[0].params, max_new_tokens=9)), changed_mode(2, style="zh-short"),
-        changed_mode(2, plan=replace(MODES[2].plan, k=6, hand_back=HandBack(4))),
-        changed_mode(plan=replace(MODES[0].plan, gate=parse_gate("entropy:3"))),
-    )),
+    {"modes": MODES[:3]}, *({"modes": (mode, *MODES[1:])} for mode in CHANGED),
 ]  # fmt: skip
 
 
