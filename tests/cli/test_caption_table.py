@@ -85,9 +85,7 @@ def test_nothing_is_loaded_where_nothing_is_left_to_do(tmp_path: Path, invoke: I
     assert (status, out) == (0, "") and err.count("\n") == 1 and "leaving out 1 of 1" in err
 
 
-def test_excel_reads_chinese_and_runs_no_formula_and_other_forms_have_the_text_as_it_is(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_excel_reads_chinese_and_runs_no_formula(tmp_path: Path, capsys: Any) -> None:
     out, plain = tmp_path / "a.csv", tmp_path / "a.jsonl"
     for table in (out, plain):
         write(table, *(said(text, text) for text in FORMULAS), said("=1", "语速=快"))

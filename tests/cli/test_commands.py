@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -88,8 +89,8 @@ def test_the_source_is_passed_on(invoke: Invoke, monkeypatch: pytest.MonkeyPatch
     assert asked == ["pypi"] * 4
 
 
-def test_an_interrupt_is_one_line_also_while_the_program_is_still_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_is_one_line_also_while_the_program_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

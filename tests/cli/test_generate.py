@@ -85,9 +85,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_the_text_is_of_the_schema_given_as_a_file_or_as_it_is_and_of_the_pattern(
-    invoke: Invoke, tmp_path: Path
-) -> None:
+def test_the_text_is_of_the_schema_or_of_the_pattern(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
     schema = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
     (file := tmp_path / "schema.json").write_text(schema)

@@ -65,10 +65,10 @@ def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> 
     code = (
         "import skydraft.cli.main as main, skydraft.errors as errors\n"
         "from skydraft.engines.toy import ToyEngine\n"
-        "forward, calls = ToyEngine.forward, iter(range(20))\n"
+        "forward, calls = ToyEngine.forward, iter([True] * 20)\n"
         "def fail(*args, **given):\n"
-        "    if next(calls, None) is None: raise errors.EngineError('The engine broke\\x1b[2J.')\n"
-        "    return forward(*args, **given)\n"
+        "    if next(calls, None): return forward(*args, **given)\n"
+        "    raise errors.EngineError('The engine broke\\x1b[2J.')\n"
         "ToyEngine.forward = fail\nmain.main()"
     )
     args = ["generate", "你好", *TOYS, "--color", "never"]
@@ -76,14 +76,12 @@ def test_an_error_after_half_an_answer_has_a_line_of_its_own(tmp_path: Path) -> 
     assert status == 1 and re.match(r"....+\nskydraft: The engine broke\\x1b\[2J\.\n$", screen, re.DOTALL), screen
 
 
-def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("skydraft"), "handlers", [])  # a test of serve may have left one
+def test_names_and_reasons_of_a_server_are_one_line(invoke: Invoke) -> None:
     engine = open_toy("toy")
     engine.name = HOSTILE
     with serving(engine) as server:
-        status, out, err = invoke("doctor", "--cloud", server.address, "--edge-model", "toy:drift=0.2")
-    assert (status, err) == (0, "") and not _CONTROL.search(out)
-    assert "evil\\x1b]0;owned\\x07 skydraft: all is well\\x9b2J" in out
+        status, out, _ = invoke("doctor", "--cloud", server.address, "--edge-model", "toy:drift=0.2")
+    assert status == 0 and "evil\\x1b]0;owned\\x07 skydraft: all is well\\x9b2J" in out and not _CONTROL.search(out)
 
 
 def test_a_log_line_holds_no_control_character_and_loses_none() -> None:
@@ -109,9 +107,7 @@ def test_what_takes_long_is_shown_for_as_long_as_it_does(tmp_path: Path, args: l
 @pytest.mark.parametrize(("more", "how"), [
     ((), {"TERM": "dumb"}), (("-q",), {}), (("--json",), {"piped": "out"}), ((), {"piped": "err"}),
 ])  # fmt: skip
-def test_nothing_is_shown_to_whoever_wants_quiet_or_has_no_terminal(
-    tmp_path: Path, more: tuple[str, ...], how: dict[str, str]
-) -> None:
+def test_nothing_is_shown_to_whoever_wants_quiet(tmp_path: Path, more: tuple[str, ...], how: dict[str, str]) -> None:
     status, screen = on_screen(tmp_path, *GENERATE, *more, **how)
     assert status == 0 and "Loading" not in screen and (how != {"piped": "out"} or not screen)
 

@@ -66,11 +66,10 @@ def test_bytes_arrive_unchanged_in_order_and_in_time(echo: tuple[str, int], case
 
 def test_a_target_that_is_not_there_or_ends_ends_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with DelayedLink(("127.0.0.1", port), 20) as link, connect(link) as connection:
-            served, _ = listener.accept()
-            served.sendall(b"last words")
-            served.close()
+        target = listener.getsockname()
+        with DelayedLink(target, 20) as link, connect(link) as connection:
+            with listener.accept()[0] as served:
+                served.sendall(b"last words")
             assert connection.recv(99) == b"last words" and connection.recv(99) == b""
-    with DelayedLink(("127.0.0.1", port)) as link, connect(link) as connection:
+    with DelayedLink(target) as link, connect(link) as connection:
         assert connection.recv(99) == b""

@@ -39,9 +39,7 @@ def test_every_text_is_there_and_nothing_is_asked_or_complained_of(out: Path, ch
     assert all(letters("".join(line["pieces"])) in letters(shown) for line in generations(out))
 
 
-def test_a_blind_vote_hides_the_modes_and_each_of_its_lines_says_which_was_which(
-    out: Path, chromium: Any  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_blind_vote_hides_the_modes_until_it_is_counted(out: Path, chromium: Any) -> None:  # noqa: F811
     texts = {(line["prompt"], line["mode"]): letters("".join(line["pieces"])) for line in generations(out)}
     tab, shown = chromium.new_page(), []
     tab.goto((out / "report.html").as_uri())
@@ -66,9 +64,7 @@ def test_a_blind_vote_hides_the_modes_and_each_of_its_lines_says_which_was_which
 
 
 @pytest.mark.parametrize(("which", "scheme"), [("toys", "light"), ("toys", "dark"), ("published", "light")])
-def test_a_phone_needs_no_sideways_scrolling_and_words_stand_out(
-    out: Path, chromium: Any, scheme: str, which: str  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_phone_has_room(out: Path, chromium: Any, scheme: str, which: str) -> None:  # noqa: F811
     folder = out if which == "toys" else Path(__file__).parents[2] / "docs" / "report-zh-dev"
     tab = chromium.new_page(viewport={"width": 360, "height": 800}, color_scheme=scheme)
     tab.goto((folder / "report.html").as_uri())

@@ -61,9 +61,9 @@ def test_punctuation_and_repeats_are_counted_by_the_characters_of_a_text(pieces:
 def test_differences_are_to_the_first_mode_and_paired_and_names_are_escaped(tmp_path: Path) -> None:
     edge, cloud = lines.modes("edge,cloud")
     run = lines.run_line(modes=(edge, replace(cloud, name=r"a|b_50%\c")))
-    texts = ("a", ("员", "在", "。")), ("b", ("员，", "在", "。"))
-    made = [lines.generation(prompt=at, mode=mode.name, pieces=of) for mode in run.modes for at, of in texts]
-    first, other = write_report(Findings(Records(run=run, generations=tuple(made), scores=())), tmp_path).settings
+    of = {"a": ("员", "在", "。"), "b": ("员，", "在", "。")}
+    made = tuple(lines.generation(prompt=at, mode=mode.name, pieces=of[at]) for mode in run.modes for at in of)
+    first, other = write_report(Findings(Records(run=run, generations=made, scores=())), tmp_path).settings
     assert first.differences == {} and first.measures["punctuation_density"].low < 3 / 7
     assert other.differences["punctuation_density"] == Figure(value=0, low=0, high=0)
     assert r"| a&#124;b_50%\c |" in (tmp_path / "table.md").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +36,17 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
         if len(lesson.token_ids) == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
-    try:
-        with (
-            serving(open_toy("toy", max_sequences=16), max_sessions=16) as server,
-            closing(skydraft.connect(server.address, require=True)) as cloud,
-            pytest.raises(TimeoutError if is_error else KeyboardInterrupt),
-        ):
-            answering = Answering(asks, edge, cloud, "weights", store)
+    with ExitStack() as stack:
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+        stack.callback(signal.signal, signal.SIGINT, handler)
+        server = stack.enter_context(serving(open_toy("toy", max_sequences=16), max_sessions=16))
+        cloud = stack.enter_context(closing(skydraft.connect(server.address, require=True)))
+        answering = Answering(asks, edge, cloud, "weights", store)
+        with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
             answering.run(on_done)
-    finally:
-        signal.signal(signal.SIGINT, handler)
     lengths = [len(lesson.token_ids) for lesson in store.lessons(Counter())]
-    if is_error:  # which of the eight ends first is the machine's affair
-        assert set(lengths) <= {1, length} and len(lengths) > 1, lengths
-    else:
-        assert lengths == [1]
+    # Which of the eight ends first is the machine's affair.
+    assert (set(lengths) <= {1, length} and len(lengths) > 1) if is_error else lengths == [1], lengths
     assert len(answering.todo) == 8 - len(lengths)
 
 

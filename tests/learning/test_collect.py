@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.decoding.accounts.audits import Audit
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
@@ -38,29 +38,25 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
     return skydraft.generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True).run()
 
 
-def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: Audit = ()) -> None:
+def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine]) -> None:
     """Each mark is what the two models say at that prefix, and all that was judged is said."""
-    found, params = lesson_of(done, "d", "t", "v", audit), done.request.params
-    prompt = list(done.prompts.edge.token_ids)
+    found, params = lesson_of(done, "d", "t", "v", ()), done.request.params
+    prefix = list(done.prompts.edge.token_ids)
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
         assert not judged or params.grammar  # what is forced is no label
         return
-    prefix, last = [*prompt], len(audit) - 1 if audit else max(judged)
+    chooser = Chooser(params, pair[0].vocab, prompt_len := len(prefix))
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
-        mine, theirs = (reference.next_token(model, prefix, len(prompt), params) for model in pair)
+        # The grammar allows one token only, or a budget of thinking, so that no model has a say.
+        is_forced = chooser.forced(toys.array(prefix)) is not None
+        mine, theirs = (reference.next_token(model, prefix, prompt_len, params) for model in pair)
         says = {
             "a": mine == theirs == token_id, "c": mine != theirs == token_id, "t": theirs == token_id,
-            "w": mine == token_id != theirs, "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
+            "w": mine == token_id != theirs, "-": index > max(judged) or is_forced,
         }  # fmt: skip
-        assert says[mark], (index, mark)
-        assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
+        assert says[mark] and (mark in "t-" or not is_forced), (index, mark)
         prefix.append(token_id)
-
-
-def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: DecodingParams) -> bool:
-    """Whether the grammar allows one token only, or a budget of thinking, so that no model has a say."""
-    return Chooser(params, model.vocab, prompt_len).forced(toys.array(prefix)) is not None
 
 
 @toys.law(80)
@@ -137,21 +133,16 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_
         assert read(tmp_path / "here") == read(tmp_path / "there")
 
 
-def test_what_cannot_be_kept_costs_a_line_holds_up_no_other_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_kept_is_a_line_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, add = list[str](), Store.add
     done = answered((toys.toy(1, 0.7), toys.toy(1)), make_plan(), DecodingParams(max_new_tokens=8))
-
-    def gone(self: object, wait_s: float | None) -> None:
-        raise CloudLost("No connection.")
 
     def full(store: Store, each: Lesson) -> None:
         if each == lesson(1):
             raise NotEnoughDisk("No room.")
         add(store, each)
 
-    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
+    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", Mock(side_effect=CloudLost("No connection.")))
     with closing(Collector(tmp_path, notify=said.append)) as collector:
         assert [collector.keep(done) for _ in range(3)] == [False] * 3
     monkeypatch.setattr(Store, "add", full)

@@ -98,7 +98,7 @@ def test_few_prompts_tell_nothing_however_many_answers_they_have() -> None:
     assert enough.low == pytest.approx(0.1) == enough.high
 
 
-def test_the_halves_together_are_the_model_and_say_what_was_collected(task: TrainingTask) -> None:
+def test_the_halves_together_are_the_model(task: TrainingTask) -> None:
     import torch
 
     trainable, lesson = load_trainable(task.path), task.trained[0]
@@ -110,7 +110,3 @@ def test_the_halves_together_are_the_model_and_say_what_was_collected(task: Trai
         activations = halves.activations(lesson)
         assert torch.allclose(trainable.head(halves.rows(activations)), expected, atol=1e-5)
         assert halves.num_right(activations) == (right, len(lesson.known))
-    for lesson in task.held_out:
-        choices = halves.choices(halves.activations(lesson))[:, 0].tolist()
-        for index, choice in zip(lesson.known, choices, strict=True):
-            assert lesson.marks[index] in ("t", "a" if choice == lesson.token_ids[index] else "c")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from pytest import MonkeyPatch
 
 from skydraft.engines.adapter import digest, read_adapter, write_adapter
 from skydraft.gating.calibration import read_calibration
@@ -32,12 +33,12 @@ ASK = ("generate", "今天天气", "-n", "24", "-q")
 SYSTEM = "You check tokens of our model in the park."
 
 
-def train_by(patch: pytest.MonkeyPatch, **changes: float) -> None:
+def train_by(patch: MonkeyPatch, **changes: float) -> None:
     patch.setattr("skydraft.cli.learn_run._SETTINGS", replace(SETTINGS, **changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def bare(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Invoke:  # noqa: F811
+def bare(invoke: Invoke, monkeypatch: MonkeyPatch) -> Invoke:  # noqa: F811
     """Run a command; returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "500")
     train_by(monkeypatch)
@@ -96,7 +97,7 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
     assert "is gone" in call("learn", "revert", "task")[1] and says(*app) == before
 
 
-def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monkeypatch: MonkeyPatch) -> None:
     before = call(*ASK, "--mode", "edge")[1]
     status, said, err = call("learn", "run", "one", "--from", str(taught), "-y")
     assert status == 0, said + err
@@ -110,9 +111,7 @@ def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monke
     assert bare("models", "list")[1].count("learned: one") == 1
 
 
-def test_what_was_forgotten_meanwhile_is_not_used(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_forgotten_is_not_used(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     store, calibrate = Store(shutil.copytree(taught, tmp_path / "taught")), calibrate_lessons
 
     def forget(*given: Any) -> Any:
@@ -127,7 +126,7 @@ def test_what_was_forgotten_meanwhile_is_not_used(
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
-def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     """What is in use is known again, and replaced only by what is better on the newest."""
 
     def learned(says: str = "", **changes: float) -> bytes:
@@ -160,9 +159,7 @@ def test_only_the_better_replaces(call: Invoke, taught: Path, tmp_path: Path, mo
     assert weak in [path.read_bytes() for path in used().parent.glob("before-*.gguf")]
 
 
-def test_one_name_is_learned_by_one_process_at_a_time(
-    call: Invoke, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_learned_once_at_a_time(call: Invoke, taught: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
     (tmp_path / "nothing").mkdir()
     assert "has 0 usable answers" in call("learn", "run", "one", "--from", str(tmp_path / "nothing"), "-y")[2]
     with FileLock(next(tmp_path.glob("home/adapters/*/.one.lock"))):
@@ -198,7 +195,7 @@ def test_it_measures_with_the_adapter(call: Invoke, pair: Any, pair_folders: tup
     assert measured().run.draft.fingerprint == base
 
 
-def test_forget(call: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair_folders: tuple[Path, Path]) -> None:
+def test_forget(call: Invoke, tmp_path: Path, monkeypatch: MonkeyPatch, pair_folders: tuple[Path, Path]) -> None:
     """Who forgets a name means its answers, though a folder, or a file of prompts, is called so."""
     monkeypatch.chdir(tmp_path)
     lessons = folder_of(str(pair_folders[1]), tmp_path / "home") / "reviews" / "lessons.jsonl"

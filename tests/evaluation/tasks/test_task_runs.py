@@ -68,9 +68,7 @@ def test_a_killed_run_says_what_is_missing_and_goes_on_to_the_same(
     assert "without a verdict" not in invoke("report", str(out))[2]
 
 
-def test_lossless_scores_what_cloud_scores_and_the_page_says_it_all(
-    whole: tuple[Records, bytes], tmp_path: Path
-) -> None:
+def test_lossless_scores_as_cloud_and_the_page_says_it_all(whole: tuple[Records, bytes], tmp_path: Path) -> None:
     summary = summarize(Findings(whole[0]))
     (of,) = summary.tasks
     modes = {mode.mode: mode for mode in of.modes}
