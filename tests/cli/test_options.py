@@ -17,7 +17,6 @@ from skydraft.config import DecodingParams, decoding_params
     ([], {}, DecodingParams()),
     (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
     ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
-    (["--style", "zh-short"], {}, decoding_params("zh-short")),
     (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
     (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
     ([], {"default_style": "zh-short"}, decoding_params("zh-short")),

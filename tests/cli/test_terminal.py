@@ -113,8 +113,7 @@ def test_nothing_is_shown_to_whoever_wants_quiet(tmp_path: Path, more: tuple[str
 
 
 def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> None:
-    name = "没有的模型" * 10
-    status, screen = on_screen(tmp_path, "generate", "你好", "--edge-model", name, COLUMNS="60")
+    status, screen = on_screen(tmp_path, "generate", "你好", "--edge-model", "没有的模型" * 10, COLUMNS="60")
     state, _, rest = screen.partition("\r\x1b[K")
     assert status == 2 and state.startswith("Loading 没有的模型") and len(state.encode("gbk")) < 60
     assert rest.startswith("skydraft: ")

@@ -131,9 +131,8 @@ def test_a_task_with_tools_or_turns_is_asked_with_the_system_prompt_that_an_app_
     def asked_with(plan: Plan, **task: Any) -> GenerateRequest:
         made = Task(set="own", check={"kind": "exact", "answer": "a"}, **task)  # type: ignore[arg-type]
         mode = Mode("edge", plan, DecodingParams())
-        return request_of(
-            PromptEntry(id="a", prompt="语速", task=made), mode, system=None if task.get("tools") else "短"
-        )
+        system = None if "tools" in task else "短"
+        return request_of(PromptEntry(id="a", prompt="语速", task=made), mode, system=system)
 
     for plan, gate in ((make_plan("auto"), "calibrated:0.95+start"), (make_plan(gate="prob:0.3"), "prob:0.3")):
         called = asked_with(plan, tools=tools)

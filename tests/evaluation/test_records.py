@@ -19,9 +19,7 @@ from ..toys import law
 from . import lines
 
 texts = st.text(max_size=12)  # line separators, quotes and other scripts among them
-MODES = (
-    "edge,cloud,gate=entropy:0.1+digits;k=3,auto;gate=calibrated:0.9,answers;hand-back=agree:2,quality;style=zh-short"
-)
+MODES = "edge,gate=entropy:0.1+digits;k=3,auto;gate=calibrated:0.9,answers;hand-back=agree:2,quality;style=zh-short"
 
 
 @st.composite
@@ -93,7 +91,6 @@ BROKEN: dict[str, tuple[str, str]] = {
     "a run in the middle": (broken(lines.text_of(RUN)), "its only one"),
     "a line cut in the middle": (broken('{"kind":"gene\n'), "Line 2"),
     "another schema": (nested(RUN, "schema", 2), "schema: "),
-    "unknown kind": (broken(nested(GENERATION, "kind", "opinion")), "Line 2"),
     "unknown origin": (broken(nested(GENERATION, "origins", ["edge", "edge", "sky"])), "origins.2"),
     "unknown mode": (broken(nested(GENERATION, "mode", "turbo")), "a line for a prompt or a mode"),
     "a generation twice": (broken(lines.text_of(GENERATION)), "twice"),

@@ -25,9 +25,7 @@ SETTINGS = TrainSettings(rank=8, num_layers=1, epochs=4, rate=2e-2)
 def task_of(pair: tuple[Any, Any], folder: Path) -> TrainingTask:
     draft, target = pair
     trained, held_out = split(choose(Store(folder), draft.vocab)[0])
-    card = AdapterCard(
-        base=draft.fingerprint, base_name="draft", vocab=draft.vocab.fingerprint, target=target.fingerprint
-    )
+    card = AdapterCard(base=draft.fingerprint, base_name="d", vocab=draft.vocab.fingerprint, target=target.fingerprint)
     return TrainingTask(draft.path, card, draft.vocab.size, trained[:60], held_out)
 
 

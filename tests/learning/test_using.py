@@ -71,9 +71,8 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
     status, said, err = call(*learn)
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err and "The target is to write 96 answers" in err, err
-    assert (
-        said.startswith("Agreement on held-out answers") and "where a conversation begins as these prompts do" in said
-    )
+    assert said.startswith("Agreement on held-out answers")
+    assert "where a conversation begins as these prompts do" in said
     home = next((tmp_path / "home" / "adapters").glob("*/task"))
     lessons = list(Store(home).lessons(Counter()))
     assert len(lessons) == 96 and not (home / "training").exists() and not (home / "trial.gguf").exists()

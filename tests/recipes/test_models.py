@@ -33,9 +33,8 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module", params=SIDES)
 def model(request: pytest.FixtureRequest) -> Any:
-    loaded, info = transformers.Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(
-        MODELS / request.param, output_loading_info=True
-    )
+    kind = transformers.Qwen2_5OmniThinkerForConditionalGeneration
+    loaded, info = kind.from_pretrained(MODELS / request.param, output_loading_info=True)
     assert not any(info.values()), info
     return loaded.eval()
 

@@ -43,9 +43,7 @@ def test_bubblewrap_shows_the_system_alone_and_no_network() -> None:
     assert flags < set(given) and not {"--bind", "--dev-bind", "--share-net"} & set(given)
     mounts = [given[index + 1] for index, part in enumerate(given) if part.startswith("--ro-bind")]
     assert mounts == ["/usr", "/bin", "/lib", "/lib64"]
-    own = (
-        "--size 16777216 --tmpfs /work --chdir /work --remount-ro / "  # after all others, or the root could be written
-    )
+    own = "--size 16777216 --tmpfs /work --chdir /work --remount-ro / "  # last, or the root could be written
     limits = "prlimit --as=536870912 --nproc=12 --fsize=16777216 --nofile=64 --core=0 timeout -s KILL 7 "
     assert own + limits in " ".join(given)
 
