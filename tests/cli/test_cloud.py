@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,14 +45,11 @@ def test_a_cloud_never_reached_is_an_error_unless_texts_may_begin_without_it(inv
     assert re.search(r"9\S* was not reached \(no connection.*(refused|failed)\)+\. .* --fallback=start", err)
     status, out, err = invoke(*gated, "--fallback", "start")
     assert status == 0 and out.strip() and err.count("going on alone") == 1
-    status, _, err = invoke(*gated, "--require-cloud", "--cloud-timeout", "0.3")
-    assert status == 1 and "did not answer" in err
 
 
 @pytest.mark.parametrize("more", [(), ("--fallback", "start")])
-def test_what_waiting_does_not_cure_is_found_before_the_first_token_though_nothing_is_escalated(
-    invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str, more: tuple[str, ...]
-) -> None:
+def test_what_no_waiting_cures_is_found(invoke: Invoke, server: Serving, guarded: Any, foreign: str, more: Any) -> None:
+    """Before the first token, though nothing is escalated."""
     alone = ["generate", "你好", *EDGE, "-n", "8", "--gate", "entropy:99", "-m", "quality", *more, "--cloud"]
     with fake("openai") as plain_http:
         wrong = {

@@ -3,7 +3,7 @@
 import io
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,9 +77,7 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def assert_refused(
-    read: Callable[[Path], object], path: Path, content: bytes | None, says: str, error: type[SkydraftError]
-) -> None:
+def assert_refused(read: Any, path: Path, content: bytes | None, says: str, error: type[SkydraftError]) -> None:
     """A file of this content (None: no file) is refused in one line, which names it and says why."""
     if content is not None:
         path.write_bytes(content)

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -16,9 +17,9 @@ from typing import Any, NoReturn
 # (what is called, which call of it, whether it writes), in the order of a run; after @ what its first argument names
 MOMENTS = [
     ("skydraft.lab.learning.lessons:_append@/task/", 3, True),  # an answer
-    ("skydraft.lab.learning.halves:Halves.activations", 9, False),
-    ("skydraft.lab.learning.training:Training._step", 3, False),
-    ("skydraft.lab.learning.training:Training._counts", 2, False),
+    ("skydraft.lab.learning.halves.Halves:activations", 9, False),
+    ("skydraft.lab.learning.training.Training:_step", 3, False),
+    ("skydraft.lab.learning.training.Training:_counts", 2, False),
     ("skydraft.lab.learning.training:write_adapter", 1, True),
     ("skydraft.lab.learning.training:write_whole", 1, True),  # what was measured
     ("os:replace@/.trial", 1, False),  # within the writing of one
@@ -40,11 +41,8 @@ def find_no_room() -> NoReturn:
 def at(moment: tuple[str, int, bool], end: Callable[[], NoReturn]) -> None:
     """End this process, or the call, at that call."""
     called, _, named = moment[0].partition("@")
-    module, _, path = called.partition(":")
-    owner: Any = importlib.import_module(module)
-    *parents, name = path.split(".")
-    for each in parents:
-        owner = getattr(owner, each)
+    place, _, name = called.partition(":")
+    owner: Any = pkgutil.resolve_name(place)
     real, calls = getattr(owner, name), itertools.count(1)
 
     def call(*args: Any, **given: Any) -> Any:

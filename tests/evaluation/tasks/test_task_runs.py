@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,7 @@ def test_every_text_is_judged_once(whole: tuple[Records, bytes]) -> None:
 
 
 @pytest.mark.parametrize("cut", [-5, 0, 30])
-def test_a_killed_run_says_what_is_missing_and_goes_on_to_the_same(
-    whole: tuple[Records, bytes], tmp_path: Path, invoke: Invoke, cut: int  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_killed_run_goes_on_to_the_same(whole: Any, tmp_path: Path, invoke: Invoke, cut: int) -> None:  # noqa: F811
     records, content = whole
     (out := tmp_path / "out").mkdir()
     (out / "records.jsonl").write_bytes(content[: content.index(b'{"kind":"verdict"') + cut])
