@@ -33,9 +33,7 @@ def key(line: dict[str, Any]) -> tuple[Any, ...]:
 
 def said(line: dict[str, Any]) -> tuple[Any, ...]:
     """What must be the same in every run."""
-    names = ("round", "base", "num_draft", "outcome", "num_accepted", "reason", "num_audited", "num_agreed")
-    rounds = [[entry["record"][name] for name in names] for entry in line["rounds"]]
-    return line["token_ids"], line["pieces"], line["origins"], line["finish"], rounds
+    return line["token_ids"], line["pieces"], line["origins"], line["finish"]
 
 
 def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
