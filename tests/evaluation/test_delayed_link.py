@@ -4,7 +4,7 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -48,16 +48,14 @@ def took_s(connection: socket.socket, data: bytes) -> float:
     return min(found)
 
 
-LINKS: dict[str, tuple[Callable[[tuple[str, int]], DelayedLink], int, float, float]] = {
-    "a delay, each way": (lambda to: DelayedLink(to, 40), 1, 0.08, 0.2),
-    "jitter": (lambda to: EmulatedLink(to, LinkShape(delay_ms=5, jitter_ms=5, seed=1)), 128_000, 0.01, 0.2),
-    "800 kbit/s": (lambda to: EmulatedLink(to, LinkShape(bandwidth_kbps=800)), 30_000, 0.3, 1.0),  # both ways overlap
-}
-
-
-@pytest.mark.parametrize("case", LINKS)
-def test_bytes_arrive_unchanged_in_order_and_in_time(echo: tuple[str, int], case: str) -> None:
-    make, length, least_s, most_s = LINKS[case]
+@pytest.mark.parametrize(("make", "length", "least_s", "most_s"), [
+    (lambda to: DelayedLink(to, 40), 1, 0.08, 0.2),
+    (lambda to: EmulatedLink(to, LinkShape(delay_ms=5, jitter_ms=5, seed=1)), 128_000, 0.01, 0.2),
+    (lambda to: EmulatedLink(to, LinkShape(bandwidth_kbps=800)), 30_000, 0.3, 1.0),  # both ways overlap
+], ids=["a delay, each way", "jitter", "800 kbit/s"])  # fmt: skip
+def test_bytes_arrive_unchanged_in_order_and_in_time(
+    echo: tuple[str, int], make: Any, length: int, least_s: float, most_s: float
+) -> None:
     with make(echo) as link, connect(link) as connection:
         assert least_s <= took_s(connection, (bytes(range(256)) * 500)[:length]) < most_s
         if isinstance(link, EmulatedLink):
