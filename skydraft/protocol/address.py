@@ -8,6 +8,7 @@ from skydraft.config import is_number
 from skydraft.errors import OptionError
 
 DEFAULT_PORT = 7373
+DRAFTS_PORT = 7374  # of skydraft-vllm
 _EXAMPLE = "Write HOST:PORT, for example cloud.example:7373, or the URL of another server: http://HOST:PORT/v1."
 
 
@@ -25,11 +26,11 @@ def without_password(text: str) -> str:
     return re.sub(r"((?:^|,)\s*(?:\w+://)?)[^,]*@", r"\1***@", text)
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
     """(host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
+        host, port = text, str(default)
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host
     if not bare or re.search(r"^-|[][/@\s\0\ud800-\udfff]|.{254}", bare) or (":" in bare and not bracketed):

@@ -3,14 +3,8 @@
 import io
 import json
 import os
-import pty
-import re
-import select
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +13,8 @@ from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
 from ..comparing import TOYS
-from ..starting import command as skydraft_command
 from .conftest import Invoke
+from .screen import read, terminal
 
 Talk = Callable[..., tuple[list[str], str]]
 
@@ -39,11 +33,11 @@ def talk(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Talk:
     return call
 
 
-def answer(messages: list[dict[str, str]], mode: str = "lossless", **params: Any) -> str:
+def answer(messages: list[dict[str, str]]) -> str:
     """What fresh engines answer."""
-    chosen = DecodingParams(**{"max_new_tokens": 12} | params)
-    edge, cloud = open_toy("toy:drift=0.2"), open_toy("toy")
-    return skydraft.generate(messages=messages, edge=edge, cloud=cloud, plan=make_plan(mode), params=chosen).run().text
+    params, (edge, cloud) = DecodingParams(max_new_tokens=12), (open_toy("toy:drift=0.2"), open_toy("toy"))
+    plan = make_plan("lossless")
+    return skydraft.generate(messages=messages, edge=edge, cloud=cloud, plan=plan, params=params).run().text
 
 
 def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> None:
@@ -52,7 +46,7 @@ def test_each_answer_follows_all_that_was_said(tmp_path: Path, talk: Talk) -> No
     said = json.loads(saved.read_text())
     assert [turn["role"] for turn in said] == ["system", "user", "assistant", "user", "assistant"]
     assert said[0]["content"] == "慢" and said[3]["content"] == "一二"
-    assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4], "lossless")
+    assert said[2]["content"] == answer(said[:2]) and said[4]["content"] == answer(said[:4])
 
 
 def test_nonsense_gets_a_line_and_loses_nothing(tmp_path: Path, talk: Talk) -> None:
@@ -75,29 +69,12 @@ def test_later_turns_are_partly_cached(talk: Talk) -> None:
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
-    master, slave = pty.openpty()
     options = ["-n", "90000", "--min-new-tokens", "90000", "--context", "100000", "-m", "edge", "--color", "never"]
-    process = subprocess.Popen(
-        [skydraft_command(), "chat", *TOYS, *options], stdin=slave, stdout=slave, stderr=slave,
-        env=os.environ | {"SKYDRAFT_HOME": str(tmp_path), "TERM": "dumb"}, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
-    )  # fmt: skip
-    os.close(slave)
-    end = time.monotonic() + 60
-
-    def read_until(what: str, times: int = 1) -> None:
-        """Read on until the pattern was found so many times in what comes from now on."""
-        seen = ""
-        while len(re.findall(what, seen, re.DOTALL)) < times:
-            assert time.monotonic() < end, seen[-500:]
-            if select.select([master], [], [], 0.1)[0]:
-                seen += os.read(master, 65536).decode(errors="replace")
-
-    read_until("> ")
-    os.write(master, "语速\n".encode())
-    read_until(r"\S", 20)  # some of the answer, after the question
-    os.write(master, b"\x03")
-    read_until("ended by interrupted.*> ")
-    os.write(master, b"/quit\n")
-    assert process.wait(30) == 0
-    os.close(master)
+    with terminal(tmp_path, "chat", *TOYS, *options, TERM="dumb") as (child, main):
+        read(main, "> ")
+        os.write(main, "语速\n".encode())
+        read(main, r"(\S\s*){20}")  # some of the answer, after the question
+        os.write(main, b"\x03")
+        read(main, "ended by interrupted.*> ")
+        os.write(main, b"/quit\n")
+        assert child.wait(30) == 0

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from skydraft.decoding.accounts.stats import Stats
 from skydraft.engines.toy import character_vocab, random_toy
 
 from ..choosing.test_stopping import follower
+from ..serving import Serving
 from ..starting import command as skydraft
 from .conftest import TOYS, Invoke, Refused
 
@@ -30,44 +30,23 @@ def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
     assert "\x1b[1;4;33m" in out and "recovered" in err
 
 
-def test_json_has_the_fixed_fields(invoke: Invoke) -> None:
-    status, out, err = invoke("generate", "你好", *TOYS, "--json", "--max-new-tokens", "20")
-    answer = json.loads(out)
-    assert (status, err) == (0, "")
+def test_json_has_the_fixed_fields_and_the_trace_a_line_a_round(invoke: Invoke, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "--mode", "quality", "--max-new-tokens", "20"]
+    status, out, err = invoke(*args)
+    answer, rounds = json.loads(out), [json.loads(line) for line in trace.read_text().splitlines()]
+    assert (status, err, answer["finish_reason"]) == (0, "", "length")
     assert list(answer) == ["text", "token_ids", "origins", "finish_reason", "prompt_tokens", "stats", "receipt"]
     assert answer["stats"].keys() >= {each.name for each in fields(Stats)}  # which tests/docs/test_figures.py reads
     assert len(answer["token_ids"]) == len(answer["origins"]) == answer["stats"]["num_tokens"] == 20
-    assert answer["finish_reason"] == "length"
     assert answer["stats"]["num_accepted_tokens"] == answer["origins"].count("accepted")
-
-
-def test_the_trace_has_a_line_per_round(invoke: Invoke, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "--mode", "quality", "--max-new-tokens", "20"]
-    _, out, _ = invoke(*args)
-    rounds = [json.loads(line) for line in trace.read_text().splitlines()]
-    answer = json.loads(out)
-    assert len(rounds) == answer["stats"]["num_rounds"]
+    assert len(rounds) == answer["stats"]["num_rounds"] and rounds[0]["draft"]["prefill_ms"] > 0
     assert [token_id for line in rounds for token_id in line["token_ids"]] == answer["token_ids"]
     assert "".join(line["text"] for line in rounds) == answer["text"]
     assert all(len(line["signals"]) == line["num_draft"] and line["link"]["bytes_up"] == 0 for line in rounds)
-    assert rounds[0]["draft"]["prefill_ms"] > 0
 
 
-def test_what_cannot_be_traced_is_one_line_and_wrong_use_leaves_an_old_trace_alone(
-    refused: Refused, tmp_path: Path
-) -> None:
-    refused("generate", "你好", *TOYS, "--json", "--trace", "/dev/full", says="No space left on device", status=1)
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("precious")
-    refused("generate", "你好", *TOYS, "--gate", "nope", "--trace", str(trace), says="nope")
-    assert trace.read_text() == "precious"
-
-
-def test_a_pair_that_does_not_fit_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    toys = iter([random_toy(character_vocab("今天天气")), random_toy(character_vocab("今天天气好"))])
-    monkeypatch.setattr(ModelChoice, "load", lambda *_: next(toys))
-    refused("generate", "今天", *TOYS, says="vocabulary")
+def test_a_style_for_chinese_needs_a_vocabulary_with_chinese(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelChoice, "load", lambda *_: random_toy(character_vocab("abcdef")))
     refused("generate", "abc", *TOYS, "--style", "zh-short", says="Chinese")
 
@@ -89,9 +68,7 @@ def test_ctrl_c_ends_with_what_was_generated(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "-n", "90000", "--context", "100000"]
     with subprocess.Popen([skydraft(), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        deadline = time.monotonic() + 60
-        while not (trace.exists() and trace.stat().st_size > 2000) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        Serving.wait_until(lambda: trace.exists() and trace.stat().st_size > 2000)
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
     answer = json.loads(out)
@@ -108,17 +85,15 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_the_text_fits_the_schema_given_as_a_file_or_as_it_is_and_the_pattern(invoke: Invoke, tmp_path: Path) -> None:
+def test_the_text_is_of_the_schema_or_of_the_pattern(invoke: Invoke, tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
-    file, toys = tmp_path / "schema.json", ("--edge-model", "toy:drift=0.2", "--cloud-model", "toy", "--quiet")
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    file.write_text(json.dumps(schema))
-    for given in (str(file), json.dumps(schema), " " + json.dumps(schema)):
-        status, out, err = invoke("generate", "你好", *toys, "-n", "300", "--json-schema", given)
-        assert status == 0 and isinstance(json.loads(out)["ok"], bool), err
-    for flags in (["--regex", "2[0-9]{3}"], ["--grammar", 'lark:start: "2" /[0-9]{3}/']):
-        status, out, err = invoke("generate", "你好", *toys, *flags)
-        assert status == 0 and re.fullmatch("2[0-9]{3}\n", out), err
+    schema = '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}'
+    (file := tmp_path / "schema.json").write_text(schema)
+    asks = ("generate", "你好", *TOYS, "-q", "-n", "300")
+    for given in (str(file), f" {schema}"):
+        assert isinstance(json.loads(invoke(*asks, "--json-schema", given)[1])["ok"], bool)
+    for flags in (("--regex", "2[0-9]{3}"), ("--grammar", "lark:start: /2[0-9]{3}/")):
+        assert re.fullmatch("2[0-9]{3}\n", invoke(*asks, *flags)[1])
 
 
 def test_text_reaches_stdout_as_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

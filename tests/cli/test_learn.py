@@ -8,36 +8,24 @@ import pytest
 
 from .conftest import TOYS, Invoke
 
-
-def collect(invoke: Invoke, folder: Path, *prompts: str) -> None:
-    for prompt in prompts:
-        status, _, err = invoke("generate", prompt, *TOYS, "--k", "5", "-n", "12", "-q", "--learn", str(folder))
-        assert status == 0
-        assert "are kept in" in err and "learn forget" in err
+ASKS = ("generate", "你好", *TOYS, "--k", "5", "-n", "12", "-q")
 
 
-def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_path: Path) -> None:
-    asks = ("generate", "你好", *TOYS, "--k", "5", "-n", "12", "-q")
-    _, plain, err = invoke(*asks)
-    assert not err and not list(tmp_path.rglob("lessons*"))  # without the option nothing is kept
-    assert invoke(*asks, "--learn", str(tmp_path / "l"))[1] == plain
-    _, out, _ = invoke("learn", "export", str(tmp_path / "l"), *TOYS[:2])
-    kept = json.loads(out)
-    assert (kept["prompt"], kept["text"]) == ("你好", plain.strip())
-    assert len(kept["marks"]) == 12
-
-
-def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> None:
+def test_the_text_is_the_same_and_what_was_said_is_kept_counted_and_forgotten(invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "l"
-    assert "is no folder" in invoke("learn", "status", str(folder))[2]
-    collect(invoke, folder, "你好", "我们", "他在")
+    _, plain, err = invoke(*ASKS)
+    assert not err and not list(tmp_path.rglob("lessons*"))  # without the option nothing is kept
+    for prompt in ("你好", "我们", "他在"):
+        status, out, err = invoke("generate", prompt, *ASKS[2:], "--learn", str(folder))
+        assert status == 0 and (out == plain or prompt != "你好") and "are kept in" in err and "learn forget" in err
     with (folder / "lessons.jsonl").open("a") as file:
         file.write("poison\n")
-    _, out, _ = invoke("learn", "status", str(folder))
+    out = invoke("learn", "status", str(folder))[1]
     says = ("3 answers of 36 tokens", "confirmed 36 of", "21 more are needed", "1 lines are cut, damaged")
     assert all(each in out for each in says), out
-    assert len(invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()) == 3
-    assert "1 files deleted" in invoke("learn", "forget", str(folder))[1]
+    kept = [json.loads(line) for line in invoke("learn", "export", str(folder), *TOYS[:2])[1].splitlines()]
+    assert (kept[0]["prompt"], kept[0]["text"]) == ("你好", plain.strip()) and len(kept[0]["marks"]) == 12
+    assert len(kept) == 3 and "1 files deleted" in invoke("learn", "forget", str(folder))[1]
     assert "0.0 MB in 0 files" in invoke("learn", "status", str(folder))[1]
 
 

@@ -17,7 +17,6 @@ from skydraft.config import DecodingParams, decoding_params
     ([], {}, DecodingParams()),
     (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
     ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
-    (["--style", "zh-short"], {}, decoding_params("zh-short")),
     (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
     (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
     ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
@@ -31,15 +30,11 @@ def test_given_options_win_over_a_style(args: list[str], wanted: dict[str, Any],
 
 
 def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9"}
-    for name, value in given.items():
+    for name, value in {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9"}.items():
         monkeypatch.setenv(f"SKYDRAFT_SERVE_{name}", value)
     found = serve.make_context("serve", ["--max-sessions", "5"]).params
     names = ("cloud_model", "port", "max_sessions", "session_ttl_s")
     assert [found[name] for name in names] == ["toy", 7001, 5, 9]
-    monkeypatch.setenv("SKYDRAFT_SERVE_MAX_QUEUE", "many")
-    with pytest.raises(click.BadParameter, match="many"):
-        serve.make_context("serve", [])
 
 
 @pytest.mark.parametrize("command", [serve, gateway])

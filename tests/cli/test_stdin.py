@@ -4,7 +4,6 @@ import io
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,13 +63,7 @@ def test_a_slow_writer_is_heard_to_the_end_a_silent_one_is_not(said: Said, monke
     assert told.startswith(said("情绪")) and "nothing came from stdin for 0.3 s, so it is left out" in told
     read, write = os.pipe()
     os.write(write, "语".encode())
-
-    def later() -> None:
-        time.sleep(0.6)
-        os.write(write, "速".encode())
-        os.close(write)
-
-    writer = threading.Thread(target=later)
+    writer = threading.Timer(0.6, lambda: (os.write(write, "速".encode()), os.close(write)))
     writer.start()
     assert said("情绪", piped=read) == said("情绪", piped="语速")
     writer.join()

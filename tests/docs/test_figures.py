@@ -9,7 +9,6 @@ import re
 from dataclasses import fields
 
 import pytest
-from click import Context
 
 from bench.figures import TABLES, findings, sentences, texts_of, with_tables
 from skydraft.cli.generate import generate
@@ -77,11 +76,11 @@ def test_every_link_to_a_page_and_its_place_leads_there(page: str) -> None:
         assert not place or place in anchors(str(target.resolve().relative_to(ROOT))), link
 
 
-@pytest.mark.parametrize("text", [text_of("README.md"), text_of("docs/modes.md")], ids=["README.md", "docs/modes.md"])
-def test_every_option_and_mode_that_a_page_names_exists(text: str) -> None:
-    help_text = generate.get_help(Context(generate, help_option_names=["-h", "--help"]))  # click keeps the option
-    assert all(option in help_text for option in set(re.findall(r"`(--[a-z-]+)", text)) - {"--help"})
-    assert set(re.findall(r"--mode ([a-z]+)", text)) <= set(MODES)
+@pytest.mark.parametrize("page", ["README.md", "docs/modes.md"])
+def test_every_option_and_mode_that_a_page_names_exists(page: str) -> None:
+    options = {flag for param in generate.params for flag in param.opts} | {"--help"}
+    assert set(re.findall(r"`(--[a-z-]+)", text_of(page))) <= options
+    assert set(re.findall(r"--mode ([a-z]+)", text_of(page))) <= set(MODES)
 
 
 def test_the_page_explains_every_figure_of_an_answer() -> None:
@@ -109,18 +108,16 @@ def test_the_texts_of_the_page_are_those_of_the_report() -> None:
 
 
 def test_what_learning_brings_is_as_measured() -> None:
-    page = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
+    page = text_of("docs/learning.md")
     for name, found in json.loads((ROOT / "docs/learned/figures.json").read_text(encoding="utf-8")).items():
         for mode in ("edge", "auto", "answers"):
-            if (after := found.get(f"{mode}-learned")) is None:
-                continue
-            before = found[mode]
+            before, after = found[mode], found.get(f"{mode}-learned", found[mode])
             assert before["tasks"] == after["tasks"]
             cells = [str(after["tasks"])]
             for column, digits in (("right", 2), ("calls", 3), ("written", 2)):
                 old, new = (f"{each[column]['value']:.{digits}f}" for each in (before, after))
                 cells.append(f"{old} → {new}" if float(old) or float(new) else "0")
-            assert f"| `{name}` | `{mode}` | {' | '.join(cells)} |" in page
+            assert f"| `{name}` | `{mode}` | {' | '.join(cells)} |" in page or before is after
         cloud = found["cloud"]
         assert f"| `{name}` | `cloud` | {cloud['tasks']} | {cloud['right']['value']:.2f} |" in page
 

@@ -3,8 +3,9 @@
 import io
 import json
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,50 +33,32 @@ def modes(text: str, num_tokens: int = 3) -> tuple[Mode, ...]:
     return parse_modes(text, lambda style: decoding_params(style, max_new_tokens=num_tokens))
 
 
-def run_line(**changes: Any) -> RunLine:
-    given: dict[str, Any] = {
-        "started": "2026-01-01T00:00:00+00:00", "machine": "a machine", "versions": {"skydraft": "0.1.0"},
-        "command": "skydraft compare", "draft": MODEL, "target": MODEL, "vocab_fingerprint": "v", "execution": "exact",
-        "modes": modes("edge,cloud"), "repetitions": 1, "workload": "p.txt", "workload_sha256": "0" * 64,
-        "prompts": (PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好")),
-    }  # fmt: skip
-    return RunLine(**(given | changes))
-
-
-def record(**changes: Any) -> StepRecord:
-    """A round that was escalated: two of three drafts accepted, one token recovered."""
-    given: dict[str, Any] = {
-        "round": 0, "base": 0, "num_draft": 3, "num_accepted": 2, "num_committed": 3, "outcome": "verified",
-        "reason": "always", "wall_ms": 10.0, "ended_ms": 12.0, "draft": Cost(2, 2, forward_ms=3.0),
-        "target": Cost(1, 4, forward_ms=5.0, prefill_ms=1.0),
-    }  # fmt: skip
-    return StepRecord(**(given | changes))
-
-
-def round_line(**changes: Any) -> RoundEntry:
-    given: dict[str, Any] = {
-        "record": record(), "ended_by": "k", "draft_ids": (1, 2, 3), "signals": ((0.5, 0.5, 0.75),) * 3,
-    }  # fmt: skip
-    return RoundEntry(**(given | changes))
-
-
-def generation(**changes: Any) -> GenerationLine:
-    given: dict[str, Any] = {
-        "prompt": "a", "mode": "edge", "repetition": 0, "finish": "length", "num_prompt_tokens": 2,
-        "wall_ms": 20.0, "token_ids": (1, 2, 3), "origins": ("accepted", "accepted", "recovered"),
-        "pieces": ("我", "在", "。"), "rounds": (round_line(),),
-    }  # fmt: skip
-    return GenerationLine(**(given | changes))
+run_line = partial(
+    RunLine, started="2026-01-01T00:00:00+00:00", machine="a machine", versions={"skydraft": "0.1.0"},
+    command="skydraft compare", draft=MODEL, target=MODEL, vocab_fingerprint="v", execution="exact",
+    modes=modes("edge,cloud"), repetitions=1, workload="p.txt", workload_sha256="0" * 64,
+    prompts=(PromptEntry(id="a", prompt="今天"), PromptEntry(id="b", prompt="你好")),
+)  # fmt: skip
+# A round that was escalated: two of three drafts accepted, one token recovered.
+record = partial(
+    StepRecord, round=0, base=0, num_draft=3, num_accepted=2, num_committed=3, outcome="verified", reason="always",
+    wall_ms=10.0, ended_ms=12.0, draft=Cost(2, 2, forward_ms=3.0), target=Cost(1, 4, forward_ms=5.0, prefill_ms=1.0),
+)  # fmt: skip
+round_line = partial(
+    RoundEntry, record=record(), ended_by="k", draft_ids=(1, 2, 3), signals=((0.5, 0.5, 0.75),) * 3,
+)  # fmt: skip
+generation = partial(
+    GenerationLine, prompt="a", mode="edge", repetition=0, finish="length", num_prompt_tokens=2, wall_ms=20.0,
+    token_ids=(1, 2, 3), origins=("accepted", "accepted", "recovered"), pieces=("我", "在", "。"),
+    rounds=(round_line(),),
+)  # fmt: skip
 
 
 def score(token_ids: tuple[int, ...] = (1, 2, 3), **changes: Any) -> ScoreLine:
     """The target and the draft model agree with every token."""
-    given: dict[str, Any] = {
-        "prompt": "a", "style": None, "token_ids": token_ids, "choices": token_ids, "drafted": token_ids,
-        "choice_pieces": ("我",) * len(token_ids), "nll": (0.5,) * len(token_ids),
-        "signals": ((0.5, 0.5, 0.75),) * len(token_ids),
-    }  # fmt: skip
-    return ScoreLine(**(given | changes))
+    num, given = len(token_ids), dict.fromkeys(("token_ids", "choices", "drafted"), token_ids)
+    figures = {"choice_pieces": ("我",) * num, "nll": (0.5,) * num, "signals": ((0.5, 0.5, 0.75),) * num}
+    return ScoreLine(**({"prompt": "a", "style": None} | given | figures | changes))
 
 
 def jsonl(path: Path, *lines: Any) -> Path:
@@ -94,9 +77,7 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def assert_refused(
-    read: Callable[[Path], object], path: Path, content: bytes | None, says: str, error: type[SkydraftError]
-) -> None:
+def assert_refused(read: Any, path: Path, content: bytes | None, says: str, error: type[SkydraftError]) -> None:
     """A file of this content (None: no file) is refused in one line, which names it and says why."""
     if content is not None:
         path.write_bytes(content)
@@ -113,6 +94,5 @@ def text_of(*lines: BaseModel) -> str:
 
 
 def write(folder: Path, *lines: BaseModel) -> Path:
-    path = folder / "records.jsonl"
-    path.write_text(text_of(*lines), encoding="utf-8")
+    (path := folder / "records.jsonl").write_text(text_of(*lines), encoding="utf-8")
     return path

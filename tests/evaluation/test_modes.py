@@ -25,9 +25,8 @@ def test_what_a_mode_plans(text: str, plan: dict[str, object], style: str | None
 @pytest.mark.parametrize(("text", "says"), [
     ("turbo", "no mode 'turbo'"), ("quality;k=0", "k must be"), ("quality;k=2;k=3", "k=3 does not fit"),
     ("quality;edge", "edge does not fit"), ("mode=quality;edge", "edge does not fit"),
-    ("quality;", "a part of it does not fit"), ("quality;gate=", "gate= does not fit"),
+    ("quality;", "a part of it does not fit"), ("quality;gate=", "gate= does not fit"), (" , ", "No mode"),
     ("quality;colour=red", "colour=red does not fit"), ("quality;style=zh-long", "zh-short"),
-    ("gate=perplexity:3", "no gate"), ("lossless;gate=entropy:1", "lossy"), ("", "No mode"), (" , ", "No mode"),
 ])  # fmt: skip
 def test_what_is_no_mode(text: str, says: str) -> None:
     with pytest.raises(OptionError) as caught:

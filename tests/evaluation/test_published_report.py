@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,8 @@ from skydraft.lab.evaluation.report.page import write_report
 FOLDER = Path(__file__).parents[2] / "docs" / "report-zh-dev"
 
 
-@pytest.fixture(scope="module")
-def published() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "summary.json").read_text(encoding="utf-8"))
-    return found
-
-
-def test_everything_beside_the_records_is_made_from_them(published: dict[str, Any], tmp_path: Path) -> None:
+def test_everything_beside_the_records_is_made_from_them(tmp_path: Path) -> None:
+    published = json.loads((FOLDER / "summary.json").read_text(encoding="utf-8"))
     findings = Findings(read_records(FOLDER / "records.jsonl"))
     made = write_report(findings, tmp_path).model_dump(mode="json", by_alias=True)
     assert made["run"] == published["run"] and made["run"]["num_prompts"] == 62
@@ -34,12 +28,3 @@ def test_everything_beside_the_records_is_made_from_them(published: dict[str, An
         assert ours.count("<svg") == shown.count("<svg") == (name == "report.html")
         # Plots may differ with another version of matplotlib.
         assert len({re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) for text in (ours, shown)}) == 1
-
-
-def test_the_bars_that_the_notes_state_are_met(published: dict[str, Any]) -> None:
-    settings = {s["mode"]: s["measures"] for s in published["settings"]}
-    for mode, asked in (("auto", 0.95), ("auto;k=12;hand-back=0", 0.95), ("auto;gate=calibrated:0.9", 0.90)):
-        assert settings[mode]["target_agreement"]["value"] == pytest.approx(asked, abs=0.02)
-    assert settings["auto"]["cloud_calls_per_token"]["value"] <= 0.06
-    assert settings["auto"]["target_written_per_token"]["value"] <= 0.6
-    assert settings["lossless"]["target_agreement"]["value"] == 1.0 == settings["lossless"]["same_as_cloud"]["value"]

@@ -1,63 +1,38 @@
-"""Comparisons without a model: the order of trials, what is left after an interruption, and the clock."""
-
-from __future__ import annotations
+"""Comparisons line by line: the order of trials, what is left after an interruption, and the clock."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import skydraft
+from skydraft.decoding.generation import Generation
+from skydraft.engines.toy import open_toy
 from skydraft.errors import RecordsError
 from skydraft.gating.gates import parse_gate
 from skydraft.gating.hand_back import HandBack
-from skydraft.lab.evaluation.modes import Mode
-from skydraft.lab.evaluation.records import PromptEntry, RunLine, ScoreLine, keys, read_records
+from skydraft.lab.evaluation.records import PromptEntry, keys, read_records
 from skydraft.lab.evaluation.runner import Comparison, Trial, measure
-from skydraft.types import Cost, DraftBlock, Round, StepRecord, Token
 
-from . import lines
+from ..serving import waiting
+from . import lines, pairs
 
 MODES = lines.modes("edge,cloud,lossless,gate=never")
 PROMPTS = tuple(PromptEntry(id=name, prompt=f"say {name}") for name in "abcde")
 
 
-class Telling:
-    """A generation that says its trial's name, a token a round."""
-
-    finish_reason = "length"
-    num_prompt_tokens = 2
-
-    def __init__(self, trial: Trial, pause_s: float = 0.0) -> None:
-        self._trial, self._pause_s = trial, pause_s
-        self.token_ids: tuple[int, ...] = ()
-        self.origins: tuple[str, ...] = ()
-        self.closed, self.ended_at = False, 0.0
-
-    def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        for number, char in enumerate(f"{self._trial.prompt.id}{self._trial.mode.name[0]}"):
-            time.sleep(self._pause_s)
-            cost = Cost(1, 1, 0.5)
-            record = StepRecord(number, number, 0, 0, 1, "verified", "always", 1.0, 1.0 + number, target=cost)
-            done = Round(record, DraftBlock(number, ()), (ord(char),), ("cloud",))
-            self.token_ids, self.origins = (*self.token_ids, ord(char)), (*self.origins, "cloud")
-            yield done, [Token(ord(char), "cloud", char, number)]
-
-    def __enter__(self) -> Telling:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended_at = time.perf_counter()
-        time.sleep(20 * self._pause_s)  # freeing memory is no part of answering
-        self.closed = True
+def start(trial: Trial) -> Generation:
+    edge, cloud = pairs.pair(0.2)
+    plan, params = trial.mode.plan, trial.mode.params
+    return skydraft.generate(trial.prompt.prompt, edge=edge, cloud=cloud, plan=plan, params=params)
 
 
-def a_run(**changes: Any) -> RunLine:
-    given_: dict[str, Any] = {"prompts": PROMPTS, "modes": MODES, "repetitions": 2}
-    return lines.run_line(**(given_ | changes))
+a_run = partial(lines.run_line, prompts=PROMPTS, modes=MODES, repetitions=2)
 
 
 class Interrupted(Exception):
@@ -68,12 +43,12 @@ def generate(comparison: Comparison, most: int = 1000) -> int:
     """Make at most so many generations; returns how many were started, the unmeasured ones too."""
     started: list[Trial] = []
 
-    def start(trial: Trial) -> Telling:
+    def noted(trial: Trial) -> Generation:
         started.append(trial)
-        return Telling(trial)
+        return start(trial)
 
     with contextlib.suppress(Interrupted):
-        comparison.append(comparison.generations(start), interrupting(most))
+        comparison.append(comparison.generations(noted), interrupting(most))
     return len(started)
 
 
@@ -89,27 +64,23 @@ def interrupting(most: int) -> Iterator[Callable[[], None]]:
     yield done
 
 
-def score(prompt: PromptEntry, mode: Mode, token_ids: tuple[int, ...]) -> ScoreLine:
-    return lines.score(token_ids, prompt=prompt.id, style=mode.style)
-
-
 def test_the_clock_runs_from_before_the_start_to_the_last_token() -> None:
-    trial = Trial(PROMPTS[0], MODES[0], 1)
-    told: list[Telling] = []
+    edge, trial = waiting(open_toy("toy"), lambda: time.sleep(0.02)), Trial(PROMPTS[0], MODES[0], 1)
 
-    def start(trial: Trial) -> Telling:
+    @contextlib.contextmanager
+    def slowly(trial: Trial) -> Iterator[Generation]:
         time.sleep(0.03)
-        told.append(Telling(trial, pause_s=0.02))
-        return told[-1]
+        with skydraft.generate("say a", edge=edge, plan=trial.mode.plan, params=trial.mode.params) as generation:
+            yield generation
+        time.sleep(0.5)  # freeing memory is no part of answering
 
     began = time.perf_counter()
-    line = measure(trial, start)
-    assert 70 <= line.wall_ms <= 1e3 * (told[0].ended_at - began)
+    line = measure(trial, slowly)  # type: ignore[arg-type]
+    assert 30 + 3 * 20 <= line.wall_ms <= 1e3 * (time.perf_counter() - began) - 500
+    alone = skydraft.generate("say a", edge=open_toy("toy"), plan=trial.mode.plan, params=trial.mode.params).run()
+    assert (line.text, line.token_ids, line.origins) == (alone.text, alone.token_ids, alone.origins)
     assert (line.prompt, line.mode, line.repetition, line.finish) == ("a", "edge", 1, "length")
-    assert (line.text, line.token_ids, line.origins) == ("ae", (ord("a"), ord("e")), ("cloud", "cloud"))
-    assert [record.ended_ms for record in line.records] == [1.0, 2.0]
-    assert (line.num_prompt_tokens, line.records[1].target) == (2, Cost(1, 1, 0.5))
-    assert told[0].closed
+    assert line.num_prompt_tokens == alone.num_prompt_tokens and len(line.records) == len(alone.records)
 
 
 @pytest.mark.parametrize("most", [1, 3, 17, 39, 40, 1000])
@@ -150,32 +121,31 @@ def test_each_text_is_judged_once_however_many_wrote_it(tmp_path: Path) -> None:
     run = a_run(modes=lines.modes("edge,edge;style=zh-short,cloud"))
     comparison = Comparison(tmp_path, run)
     generate(comparison)
-    todo = comparison.unscored()
-    assert len(todo) == len({(prompt.id, mode.style, ids) for prompt, mode, ids in todo}) == 15
+    todo, style_of = comparison.unscored(), {mode.name: mode.style for mode in run.modes}
+    texts = {(line.prompt, style_of[line.mode], line.token_ids) for line in read_records(comparison.path).generations}
+    assert len(todo) == len(texts) > 10 and {(prompt.id, mode.style, ids) for prompt, mode, ids in todo} == texts
     asked = [prompt.id for prompt, _, _ in todo]
     assert asked == sorted(asked)  # texts of a prompt together
+    judged = (lines.score(ids, prompt=prompt.id, style=mode.style) for prompt, mode, ids in todo)
     with pytest.raises(Interrupted):
-        comparison.append((score(*each) for each in todo), interrupting(4))
+        comparison.append(judged, interrupting(4))
     again = Comparison(tmp_path, run)
     assert again.unscored() == todo[4:]
-    again.append((score(*each) for each in todo[4:]), interrupting(1000))
-    assert again.unscored() == [] and len(read_records(again.path).scores) == 15
+    again.append(judged, interrupting(1000))
+    assert again.unscored() == [] and len(read_records(again.path).scores) == len(texts)
 
 
-def changed_mode(number: int = 0, **changes: Any) -> tuple[Mode, ...]:
-    """The modes, one of them changed behind its name."""
-    return (*MODES[:number], replace(MODES[number], **changes), *MODES[number + 1 :])
-
-
+# The first mode is another one behind its name.
+CHANGED = [
+    replace(MODES[0], style="zh-short"), replace(MODES[0], params=replace(MODES[0].params, max_new_tokens=9)),
+    *(replace(MODES[0], plan=replace(MODES[0].plan, **of)) for of in (
+        {"k": 6}, {"hand_back": HandBack(4)}, {"gate": parse_gate("entropy:3")})),
+]  # fmt: skip
 OTHERS: list[dict[str, Any]] = [
     {"repetitions": 3}, {"machine": "another machine"}, {"calibration": "0" * 32}, {"think": "off"},
     {"engine_options": {"context_len": 64}}, {"workload_sha256": "1" * 64}, {"execution": "throughput"},
     *({side: lines.MODEL.model_copy(update={"fingerprint": "g"})} for side in ("draft", "target")),
-    *({"modes": modes} for modes in (
-        MODES[:3], changed_mode(params=replace(MODES[0].params, max_new_tokens=9)), changed_mode(2, style="zh-short"),
-        changed_mode(2, plan=replace(MODES[2].plan, k=6, hand_back=HandBack(4))),
-        changed_mode(plan=replace(MODES[0].plan, gate=parse_gate("entropy:3"))),
-    )),
+    {"modes": MODES[:3]}, *({"modes": (mode, *MODES[1:])} for mode in CHANGED),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,34 +40,26 @@ def test_nothing_to_divide_by_is_no_interval_and_draws_without_the_one_prompt_th
 
 
 # The tokens of a text: parts and wholes of punctuation, repeats of 2 and of 3, adjacent repeats.
-TEXTS: dict[tuple[str, ...], list[tuple[int, int]]] = {
+@pytest.mark.parametrize(("pieces", "found"), {
     (): [(0, 0)] * 4,
-    ("清晨", "的公园"): [(0, 5), (0, 4), (0, 3), (0, 5)],
-    ("员在", "员", "在"): [(0, 4), (1, 3), (0, 2), (0, 4)],
     ("员，", "在、员", "，在", "，员"): [(4, 9), (2, 4), (1, 3), (0, 9)],  # tokens that hold a mark
-    ("慢慢地",): [(0, 3), (0, 2), (0, 1), (0, 3)],
-    ("慢慢", "慢", "慢"): [(0, 4), (2, 3), (1, 2), (2, 4)],
     ("在", "在", "在。在"): [(1, 5), (2, 3), (1, 2), (2, 5)],
-    ("你好，世界！",): [(2, 6), (0, 3), (0, 2), (0, 6)],
-    ("你好,世界!",): [(2, 6), (0, 3), (0, 2), (0, 6)],
+    ("你好,世界！",): [(2, 6), (0, 3), (0, 2), (0, 6)],
     ("The cat", ", the cat sees", "."): [(2, 22), (1, 4), (0, 3), (0, 0)],
     ("公", "", "园", ""): [(0, 2), (0, 1), (0, 0), (0, 2)],  # ends within a character
-}
-
-
-@pytest.mark.parametrize("pieces", TEXTS)
-def test_punctuation_and_repeats_are_counted_by_the_characters_of_a_text(pieces: tuple[str, ...]) -> None:
+}.items())  # fmt: skip
+def test_punctuation_and_repeats_are_counted_by_the_characters(pieces: tuple[str, ...], found: Any) -> None:
     line = lines.generation().model_copy(update={"pieces": pieces})
     case = Case(lines.run_line().prompts[0], line, None, None)
-    assert [measure.count(case) for measure in INDICATORS] == TEXTS[pieces]
+    assert [measure.count(case) for measure in INDICATORS] == found
 
 
 def test_differences_are_to_the_first_mode_and_paired_and_names_are_escaped(tmp_path: Path) -> None:
     edge, cloud = lines.modes("edge,cloud")
     run = lines.run_line(modes=(edge, replace(cloud, name=r"a|b_50%\c")))
-    texts = ("a", ("员", "在", "。")), ("b", ("员，", "在", "。"))
-    made = [lines.generation(prompt=at, mode=mode.name, pieces=of) for mode in run.modes for at, of in texts]
-    first, other = write_report(Findings(Records(run=run, generations=tuple(made), scores=())), tmp_path).settings
+    of = {"a": ("员", "在", "。"), "b": ("员，", "在", "。")}
+    made = tuple(lines.generation(prompt=at, mode=mode.name, pieces=of[at]) for mode in run.modes for at in of)
+    first, other = write_report(Findings(Records(run=run, generations=made, scores=())), tmp_path).settings
     assert first.differences == {} and first.measures["punctuation_density"].low < 3 / 7
     assert other.differences["punctuation_density"] == Figure(value=0, low=0, high=0)
     assert r"| a&#124;b_50%\c |" in (tmp_path / "table.md").read_text(encoding="utf-8")

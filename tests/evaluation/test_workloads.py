@@ -13,50 +13,35 @@ from skydraft.lab.evaluation.workloads import read_prompts
 from .lines import assert_refused, jsonl
 
 
-def entry(id: str, prompt: str, category: str = "") -> PromptEntry:
-    return PromptEntry(id=id, prompt=prompt, category=category)
-
-
-FILES: dict[str, tuple[str, list[PromptEntry]]] = {
-    "lines.txt": ("  今 \n\n你好\r\nlast", [entry("line-1", "今"), entry("line-3", "你好"), entry("line-4", "last")]),
-    "objects.jsonl": (
-        '{"prompt": "一"}\n{"prompt": "二", "id": "b", "category": "food"}\n{"prompt": "三", "note": "left alone"}',
-        [entry("line-1", "一"), entry("b", "二", "food"), entry("line-3", "三")],
-    ),
+@pytest.mark.parametrize(("name", "content", "expected"), [
+    ("lines.txt", "  今 \n\n你好\r\nlast", {"line-1": "今", "line-3": "你好", "line-4": "last"}),
+    ("objects.jsonl", '{"prompt": "一"}\n{"prompt": "二", "id": "b", "note": "none"}', {"line-1": "一", "b": "二"}),
     # A byte order mark is no text, and a prompt may hold any character.
-    "marked.txt": ("\ufeffa\u2028b", [entry("line-1", "a\u2028b")]),
-    "marked.jsonl": ('\ufeff{"prompt": "a\u2028b"}', [entry("line-1", "a\u2028b")]),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_prompts_are_read_in_order_and_a_limit_takes_the_first_of_the_same_file(tmp_path: Path, name: str) -> None:
-    content, expected = FILES[name]
+    ("marked.txt", "\ufeffa\u2028b", {"line-1": "a\u2028b"}),
+    ("marked.jsonl", '\ufeff{"prompt": "a\u2028b"}', {"line-1": "a\u2028b"}),
+])  # fmt: skip
+def test_prompts_are_read_in_order_and_a_limit_takes_the_first_of_the_same_file(
+    tmp_path: Path, name: str, content: str, expected: dict[str, str]
+) -> None:
     (tmp_path / name).write_bytes(content.encode())
     for limit in (None, 1, 2):
         found = read_prompts(tmp_path / name, limit=limit)
-        assert (found.name, found.prompts) == (name, tuple(expected[:limit]))
-        assert found.sha256 == hashlib.sha256(content.encode()).hexdigest()
+        assert found.name == name and found.sha256 == hashlib.sha256(content.encode()).hexdigest()
+        assert [(each.id, each.prompt) for each in found.prompts] == [*expected.items()][:limit]
 
 
 def test_a_recording_lies_beside_its_file_and_asks_about_its_speaker(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "p.jsonl", {"audio": "a.flac"}, {"prompt": "说", "audio": "sub/b.flac", "id": "b"})
-    first, second = read_prompts(path).prompts
+    spoken = {"prompt": "说", "audio": "sub/b.flac", "id": "b", "category": "food"}
+    first, second = read_prompts(jsonl(tmp_path / "p.jsonl", {"audio": "a.flac"}, spoken)).prompts
     assert first == PromptEntry(id="line-1", prompt=CAPTION_PROMPT, audio=str(tmp_path / "a.flac"))
-    assert second == PromptEntry(id="b", prompt="说", audio=str(tmp_path / "sub" / "b.flac"))
+    assert second == PromptEntry(**spoken | {"audio": str(tmp_path / "sub" / "b.flac")})
 
 
-BROKEN: dict[str, tuple[str, bytes, str]] = {
-    "empty": ("p.txt", b"", "holds no prompt."),
-    "not UTF-8": ("p.txt", b"\xff\xfe", "not UTF-8"),
-    "no JSON": ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"),
-    "no prompt": ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
-    "blank prompt": ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
-    "an id twice": ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, case: str) -> None:
-    name, content, says = BROKEN[case]
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("p.txt", b"", "holds no prompt."), ("p.txt", b"\xff\xfe", "not UTF-8"),
+    ("p.jsonl", b'{"prompt": "a"}\n{"prompt"\n', "Line 2"), ("p.jsonl", b'{"prompt": " "}\n', "Line 1 of"),
+    ("p.jsonl", b'{"id": "a"}\n', "neither a prompt nor audio"),
+    ("p.jsonl", b'{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n', "same id"),
+])  # fmt: skip
+def test_what_is_no_workload_is_one_clear_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     assert_refused(read_prompts, tmp_path / name, content, says, PromptError)

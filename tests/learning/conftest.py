@@ -30,10 +30,8 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with torch.no_grad():
         for name, value in model.model.layers[1].named_parameters():
             if "down_proj" in name or "o_proj" in name:
-                change = torch.randn(len(value), 1, generator=generator) @ torch.randn(
-                    1, len(value[0]), generator=generator
-                )
-                value.add_(0.5 * change)
+                one, other = (torch.randn(size, generator=generator) for size in value.shape)
+                value.add_(0.5 * torch.outer(one, other))
     model.save_pretrained(draft)
     return target, draft
 

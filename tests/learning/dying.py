@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import importlib
-import io
 import itertools
 import json
 import os
+import pkgutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +17,9 @@ from typing import Any, NoReturn
 # (what is called, which call of it, whether it writes), in the order of a run; after @ what its first argument names
 MOMENTS = [
     ("skydraft.lab.learning.lessons:_append@/task/", 3, True),  # an answer
-    ("skydraft.lab.learning.halves:Halves.activations", 9, False),
-    ("skydraft.lab.learning.training:Training._step", 3, False),
-    ("skydraft.lab.learning.training:Training._counts", 2, False),
+    ("skydraft.lab.learning.halves.Halves:activations", 9, False),
+    ("skydraft.lab.learning.training.Training:_step", 3, False),
+    ("skydraft.lab.learning.training.Training:_counts", 2, False),
     ("skydraft.lab.learning.training:write_adapter", 1, True),
     ("skydraft.lab.learning.training:write_whole", 1, True),  # what was measured
     ("os:replace@/.trial", 1, False),  # within the writing of one
@@ -40,11 +41,8 @@ def find_no_room() -> NoReturn:
 def at(moment: tuple[str, int, bool], end: Callable[[], NoReturn]) -> None:
     """End this process, or the call, at that call."""
     called, _, named = moment[0].partition("@")
-    module, _, path = called.partition(":")
-    owner: Any = importlib.import_module(module)
-    *parents, name = path.split(".")
-    for each in parents:
-        owner = getattr(owner, each)
+    place, _, name = called.partition(":")
+    owner: Any = pkgutil.resolve_name(place)
     real, calls = getattr(owner, name), itertools.count(1)
 
     def call(*args: Any, **given: Any) -> Any:
@@ -57,17 +55,15 @@ def at(moment: tuple[str, int, bool], end: Callable[[], NoReturn]) -> None:
 
 def in_child(work: Callable[[], int]) -> tuple[int, str]:
     """(exit status, below 0 for a signal; what was said)"""
-    ours, theirs = os.pipe()
-    if not (child := os.fork()):
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            status = work()
-        os.write(theirs, said.getvalue().encode()[-3000:])
-        os._exit(status)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as file:
-        said_bytes = file.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said_bytes.decode()
+    with tempfile.TemporaryFile("w+") as said:
+        if not (child := os.fork()):
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                status = work()
+            said.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return status, said.read()[-3000:]
 
 
 def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
@@ -75,10 +71,8 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
 
     Returns what `in_child` does, in this order.
     """
-    import accelerate  # noqa: F401  once, before the forks
-    import gguf  # noqa: F401
-    import peft  # noqa: F401
-
+    for name in ("accelerate", "gguf", "peft"):  # once, before the forks
+        importlib.import_module(name)
     from skydraft.cli import learn_run
     from skydraft.cli.main import run
     from skydraft.lab.learning.training import Trained, TrainSettings
@@ -86,19 +80,17 @@ def main(homes: list[str], command: list[str]) -> list[tuple[int, str]]:
     vars(learn_run)["_SETTINGS"] = TrainSettings(rank=8, num_layers=1, rate=0.01)
     Trained.objection = ""  # type: ignore[method-assign]  # the gain of so few answers is not certain
 
-    def attempt(home: str, moment: tuple[str, int, bool] | None = None, end: Callable[[], NoReturn] = die) -> Any:
+    def attempt(home: str, *ending: Any) -> tuple[int, str]:
         def work() -> int:
             os.environ["SKYDRAFT_HOME"] = home
-            if moment:
-                at(moment, end)
+            if ending:
+                at(*ending)
             return run(command)
 
         return in_child(work)
 
-    found = [attempt(homes[0])]
-    for moment in MOMENTS:
-        found += [attempt(homes[1], moment, end) for end in (find_no_room, die) if end is die or moment[2]]
-    return [*found, attempt(homes[1])]
+    ends = [(moment, end) for moment in MOMENTS for end in (find_no_room, die) if end is die or moment[2]]
+    return [attempt(homes[0]), *(attempt(homes[1], *each) for each in ends), attempt(homes[1])]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from ..stock.fakes import HOSTS, fake
 def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: Path, is_error: bool) -> None:
     edge, store = open_toy("toy"), Store(tmp_path)
     length = 100 if is_error else 3000
-    asks = [
-        GenerateRequest(asked(f"{number}"), params=DecodingParams(max_new_tokens=length if number < 7 else 1))
-        for number in range(8)
-    ]
+    given = [DecodingParams(max_new_tokens=length if number < 7 else 1) for number in range(8)]
+    asks = [GenerateRequest(asked(f"{number}"), params=params) for number, params in enumerate(given)]
 
     def on_done(lesson: Any) -> None:
         if is_error:
@@ -38,22 +36,17 @@ def test_an_error_lets_the_answers_under_way_end_and_ctrl_c_does_not(tmp_path: P
         if len(lesson.token_ids) == 1:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
-    try:
-        with (
-            serving(open_toy("toy", max_sequences=16), max_sessions=16) as server,
-            closing(skydraft.connect(server.address, require=True)) as cloud,
-            pytest.raises(TimeoutError if is_error else KeyboardInterrupt),
-        ):
-            answering = Answering(asks, edge, cloud, "weights", store)
+    with ExitStack() as stack:
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # processes of pytest-xdist ignore it
+        stack.callback(signal.signal, signal.SIGINT, handler)
+        server = stack.enter_context(serving(open_toy("toy", max_sequences=16), max_sessions=16))
+        cloud = stack.enter_context(closing(skydraft.connect(server.address, require=True)))
+        answering = Answering(asks, edge, cloud, "weights", store)
+        with pytest.raises(TimeoutError if is_error else KeyboardInterrupt):
             answering.run(on_done)
-    finally:
-        signal.signal(signal.SIGINT, handler)
     lengths = [len(lesson.token_ids) for lesson in store.lessons(Counter())]
-    if is_error:  # which of the eight ends first is the machine's affair
-        assert set(lengths) <= {1, length} and len(lengths) > 1, lengths
-    else:
-        assert lengths == [1]
+    # Which of the eight ends first is the machine's affair.
+    assert (set(lengths) <= {1, length} and len(lengths) > 1) if is_error else lengths == [1], lengths
     assert len(answering.todo) == 8 - len(lengths)
 
 
@@ -67,12 +60,10 @@ def test_a_chat_answers_prompts(host: str, tmp_path: Path) -> None:
 
 
 def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: Path) -> None:
-    edge, target = open_toy("toy:drift=0.4"), open_toy("toy")  # of one sequence
-    params = DecodingParams(max_new_tokens=9)
-    asks = [GenerateRequest(asked(prompt), params=params) for prompt in ("你好", "我们", "你好")]
-    done = list[Any]()
+    edge, target, params = open_toy("toy:drift=0.4"), open_toy("toy"), DecodingParams(max_new_tokens=9)
+    prompts, done, plan = ("你好", "我们", "你好"), list[Any](), skydraft.make_plan("cloud")
+    asks = [GenerateRequest(asked(prompt), params=params) for prompt in prompts]
     found = Answering(asks, edge, target, "weights", Store(tmp_path)).run(done.append)
-    plan, params = skydraft.make_plan("cloud"), asks[0].params
-    texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run() for prompt in ("你好", "我们")]
-    assert [each and each.token_ids for each in found] == [texts[index].token_ids for index in (0, 1, 0)]
+    texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run().token_ids for prompt in prompts]
+    assert [each and each.token_ids for each in found] == texts
     assert len(done) == 2 and not Answering(asks, edge, target, "weights", Store(tmp_path)).todo

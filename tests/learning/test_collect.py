@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft.choosing.chooser import Chooser
 from skydraft.config import DecodingParams
-from skydraft.decoding.accounts.audits import Audit
 from skydraft.decoding.generation import Generation
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.engines.base import Engine
@@ -38,29 +38,25 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
     return skydraft.generate(PROMPT, edge=pair[0], cloud=pair[1], plan=plan, params=params, raw=True).run()
 
 
-def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine], audit: Audit = ()) -> None:
+def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine]) -> None:
     """Each mark is what the two models say at that prefix, and all that was judged is said."""
-    found, params = lesson_of(done, "d", "t", "v", audit), done.request.params
-    prompt = list(done.prompts.edge.token_ids)
+    found, params = lesson_of(done, "d", "t", "v", ()), done.request.params
+    prefix = list(done.prompts.edge.token_ids)
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
         assert not judged or params.grammar  # what is forced is no label
         return
-    prefix, last = [*prompt], len(audit) - 1 if audit else max(judged)
+    chooser = Chooser(params, pair[0].vocab, prompt_len := len(prefix))
     for index, (token_id, mark) in enumerate(zip(found.token_ids, found.marks, strict=True)):
-        mine, theirs = (reference.next_token(model, prefix, len(prompt), params) for model in pair)
+        # The grammar allows one token only, or a budget of thinking, so that no model has a say.
+        is_forced = chooser.forced(toys.array(prefix)) is not None
+        mine, theirs = (reference.next_token(model, prefix, prompt_len, params) for model in pair)
         says = {
             "a": mine == theirs == token_id, "c": mine != theirs == token_id, "t": theirs == token_id,
-            "w": mine == token_id != theirs, "-": index > last or is_forced(pair[0], prefix, len(prompt), params),
+            "w": mine == token_id != theirs, "-": index > max(judged) or is_forced,
         }  # fmt: skip
-        assert says[mark], (index, mark)
-        assert mark in "t-" or not is_forced(pair[0], prefix, len(prompt), params)
+        assert says[mark] and (mark in "t-" or not is_forced), (index, mark)
         prefix.append(token_id)
-
-
-def is_forced(model: Engine, prefix: list[int], prompt_len: int, params: DecodingParams) -> bool:
-    """Whether the grammar allows one token only, or a budget of thinking, so that no model has a say."""
-    return Chooser(params, model.vocab, prompt_len).forced(toys.array(prefix)) is not None
 
 
 @toys.law(80)
@@ -103,19 +99,18 @@ def test_marks_by_rounds(given: list[tuple[Any, ...]], marks: str) -> None:
     assert marks_of(rounds(*given)) == marks
 
 
-def test_a_generation_is_kept_at_its_end_and_names_both_models(tmp_path: Path) -> None:
+def test_a_generation_is_kept_at_its_end_or_where_it_breaks_off_and_names_both_models(tmp_path: Path) -> None:
     edge, cloud = toys.toy(1, 0.7), toys.toy(1)
-    collector = Collector(tmp_path / "learn")
     request = answered((edge, cloud), make_plan("lossless"), DecodingParams(max_new_tokens=20)).request
-    with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
-        generation.run()
-    (found,), _ = read(tmp_path / "learn")
+    texts = []
+    for is_whole in (True, False):
+        with skydraft.start(request, edge=edge, cloud=cloud, observers=[Collector(tmp_path)]) as generation:
+            generation.run() if is_whole else next(iter(generation.rounds()))
+        texts.append(generation.token_ids)
+    (found, begun), _ = read(tmp_path)
     assert (found.draft, found.target, found.vocab) == (edge.fingerprint, cloud.fingerprint, cloud.vocab.fingerprint)
-    assert found.prompt_ids == PROMPT_IDS and found.token_ids == generation.token_ids
-    assert found.decoding == request.params
-    with skydraft.start(request, edge=edge, cloud=cloud, observers=[collector]) as generation:
-        next(iter(generation.rounds()))
-    assert read(tmp_path / "learn")[0][1].token_ids == generation.token_ids  # broken off, it keeps what it has
+    assert (found.prompt_ids, found.decoding) == (PROMPT_IDS, request.params)
+    assert [found.token_ids, begun.token_ids] == texts
 
 
 def test_what_nobody_judged_is_not_kept(tmp_path: Path) -> None:
@@ -138,32 +133,22 @@ def test_what_a_server_says_is_kept_like_what_is_said_here(tmp_path: Path, hand_
         assert read(tmp_path / "here") == read(tmp_path / "there")
 
 
-def test_a_cloud_that_is_gone_costs_a_line_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    edge, cloud = toys.toy(1, 0.7), toys.toy(1)
-    done = answered((edge, cloud), make_plan(), DecodingParams(max_new_tokens=8))
-
-    def gone(self: object, wait_s: float | None) -> None:
-        raise CloudLost("No connection.")
-
-    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", gone)
-    with closing(Collector(tmp_path, notify=said.append)) as collector:
-        assert [collector.keep(done) for _ in range(3)] == [False] * 3
-        assert len(said) == 1 and "not kept" in said[0]  # once is enough
-    assert said[1].startswith("3 answers could not be kept")
-
-
-def test_what_cannot_be_written_is_lost_and_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_a_line_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, add = list[str](), Store.add
+    done = answered((toys.toy(1, 0.7), toys.toy(1)), make_plan(), DecodingParams(max_new_tokens=8))
 
     def full(store: Store, each: Lesson) -> None:
         if each == lesson(1):
             raise NotEnoughDisk("No room.")
         add(store, each)
 
+    monkeypatch.setattr("skydraft.decoding.target.LocalTarget.facts", Mock(side_effect=CloudLost("No connection.")))
+    with closing(Collector(tmp_path, notify=said.append)) as collector:
+        assert [collector.keep(done) for _ in range(3)] == [False] * 3
     monkeypatch.setattr(Store, "add", full)
     with closing(Collector(tmp_path, notify=said.append)) as collector:
         for each in (lesson(0), lesson(1), lesson(1), lesson(2)):
             collector.add(each)
     assert read(tmp_path)[0] == [lesson(0), lesson(2)]
-    assert len(said) == 2 and "No room" in said[0] and said[1].startswith("2 answers could not be kept")
+    begins = ("The cloud is gone", "3 answers could not be kept", "No room", "2 answers could not be kept")
+    assert len(said) == len(begins) and all(begin in line for begin, line in zip(begins, said, strict=True))

@@ -25,9 +25,7 @@ SETTINGS = TrainSettings(rank=8, num_layers=1, epochs=4, rate=2e-2)
 def task_of(pair: tuple[Any, Any], folder: Path) -> TrainingTask:
     draft, target = pair
     trained, held_out = split(choose(Store(folder), draft.vocab)[0])
-    card = AdapterCard(
-        base=draft.fingerprint, base_name="draft", vocab=draft.vocab.fingerprint, target=target.fingerprint
-    )
+    card = AdapterCard(base=draft.fingerprint, base_name="d", vocab=draft.vocab.fingerprint, target=target.fingerprint)
     return TrainingTask(draft.path, card, draft.vocab.size, trained[:60], held_out)
 
 
@@ -47,47 +45,12 @@ def trained(task: TrainingTask) -> Trained:
 
 def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Path) -> None:
     assert trained.held_out.low > 0 and trained.held_out.after > trained.held_out.before + 0.05, str(trained.held_out)
-    assert not trained.objection
+    unsure = replace(trained, held_out=replace(trained.held_out, low=0.0))
+    assert not trained.objection and unsure.objection == "on the held-out answers the gain is not certain"
     trained.write(tmp_path / "adapter")
     again = read_adapter(tmp_path / "adapter")
     assert again.fingerprint == trained.adapter.fingerprint and again.card == trained.adapter.card
     assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
-
-
-def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask) -> None:
-    """Two steps, done a second time with the whole model: no label is smoothed, and no step has more answers."""
-    import torch
-
-    task = replace(task, trained=task.trained[:8])
-    made = train(task, replace(SETTINGS, epochs=1)).adapter
-    trainable = load_trainable(task.path)
-    labels = [torch.tensor([lesson.token_ids[index] for index in lesson.known]) for lesson in task.trained]
-
-    def logits(number: int) -> Any:  # [num_labels, vocab_size]
-        lesson = task.trained[number]
-        at = [len(lesson.prompt_ids) - 1 + index for index in lesson.known]
-        ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids]])
-        return trainable.model(ids).logits[0, at, : task.vocab_size]
-
-    rivals = [logits(number).topk(4).indices.flatten() for number in range(8)]
-    vocab = torch.cat([*labels, *rivals]).unique()
-    again = Training(trainable, task, SETTINGS, lambda *_: None)
-    lora, order = again._inject(), again._order(8, epoch=0)
-    optimizer = torch.optim.AdamW(lora.values())
-    for step in range(2):
-        optimizer.param_groups[0]["lr"] = SETTINGS.rate * (1 - step / 2)
-        optimizer.zero_grad()
-        likely = [
-            torch.log_softmax(logits(number)[:, vocab], 1).gather(1, torch.searchsorted(vocab, labels[number])[:, None])
-            for number in order[4 * step :][:4]
-        ]
-        (-torch.cat(likely).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(lora.values(), 1.0)
-        optimizer.step()
-    for name, value in lora.items():
-        matrix, _, side = name.partition(".lora_")
-        theirs = torch.from_numpy(made.pairs[matrix]["AB".index(side[0])])
-        assert (theirs - value).norm() < 0.005 * value.norm(), name
 
 
 def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path) -> None:
@@ -133,12 +96,7 @@ def test_few_prompts_tell_nothing_however_many_answers_they_have() -> None:
     assert enough.low == pytest.approx(0.1) == enough.high
 
 
-def test_a_gain_that_is_not_certain_is_objected_to(trained: Trained) -> None:
-    for low, says in ((0.01, ""), (0.0, "on the held-out answers the gain is not certain")):
-        assert replace(trained, held_out=replace(trained.held_out, low=low)).objection == says
-
-
-def test_the_halves_together_are_the_model_and_say_what_was_collected(task: TrainingTask) -> None:
+def test_the_halves_together_are_the_model(task: TrainingTask) -> None:
     import torch
 
     trainable, lesson = load_trainable(task.path), task.trained[0]
@@ -150,7 +108,3 @@ def test_the_halves_together_are_the_model_and_say_what_was_collected(task: Trai
         activations = halves.activations(lesson)
         assert torch.allclose(trainable.head(halves.rows(activations)), expected, atol=1e-5)
         assert halves.num_right(activations) == (right, len(lesson.known))
-    for lesson in task.held_out:
-        choices = halves.choices(halves.activations(lesson))[:, 0].tolist()
-        for index, choice in zip(lesson.known, choices, strict=True):
-            assert lesson.marks[index] in ("t", "a" if choice == lesson.token_ids[index] else "c")

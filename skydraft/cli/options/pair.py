@@ -161,6 +161,8 @@ class CloudChoice:
 
         For audits there are both, with room for another text.
         """
+        if plan and not plan.drafts and "drafts" in self.given:
+            raise OptionError("--drafts does not apply where nothing is drafted (--mode cloud).", hint="Leave it out.")
         if audits:
             room = replace(models.options, max_sequences=models.options.max_sequences + 1)
             plan, models = None, replace(models, options=room)

@@ -19,7 +19,7 @@ from skydraft.edge.stock.wire import Pool, Wire
 from skydraft.edge.tls import ServerOptions, check_credentials
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError, UnknownModel, VocabularyMismatch, WrongServer
-from skydraft.protocol.address import is_loopback, without_password
+from skydraft.protocol.address import DRAFTS_PORT, is_loopback, parse_address, without_password
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
 
@@ -61,9 +61,15 @@ class StockOptions:
             raise OptionError(f"{what} would cross the network unencrypted.", hint=hint)
 
     @property
-    def port_for_drafts(self) -> ServerOptions | None:
+    def port_for_drafts(self) -> ServerOptions:
         """Raises OptionError for an address that is none."""
-        return ServerOptions(self.drafts, self.key, self.tls_ca, insecure=self.insecure) if self.drafts else None
+        try:
+            host, port = parse_address(self.drafts or "", DRAFTS_PORT)
+        except OptionError as error:
+            raise OptionError(
+                f"--drafts: {error.args[0]}", hint="Write HOST:PORT, for example gpu-box:7374."
+            ) from error
+        return ServerOptions(f"{host}:{port}", self.key, self.tls_ca, insecure=self.insecure)
 
     @property
     def _parts(self) -> SplitResult:
@@ -132,8 +138,7 @@ class StockConnection:
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
-        port = options.port_for_drafts
-        self.drafts = DraftPort(port, notify, self.wire.ledger) if port else None
+        self.drafts = DraftPort(options.port_for_drafts, notify, self.wire.ledger) if options.drafts else None
         self.known: StockInfo | None = None  # when it was asked last
         self._is_old = False  # it may be another server by now
         self.refused: set[str] = set()  # fields of a request that a chat does not take

@@ -1,6 +1,7 @@
 """What the errors of a server without skydraft mean: by its status, its words, and those of the connection."""
 
 import json
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,7 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
     if status == 200 and code.isdecimal() and len(code) == 3:
         status = int(code)
     why = "sent an error in place of an answer" if status == 200 else f"answered {status}"
-    why = f"The server {why}{f': {says}' if says else '.'}"
+    why = re.sub(r"(?<![.!?。！])$", ".", f"The server {why}{f': {says}' if says else ''}")
     words = f"{code} {error.get('type')} {says}".lower()
     if status < 429 and any(word in words for word in _FILTERED):
         return errors.ContentFiltered(why)

@@ -20,13 +20,9 @@ def records(scores: Scores, modes: tuple[str, ...] = MODES) -> Records:
     task = Task.model_validate({"set": "s", "check": {"kind": "number", "answer": 1}})
     prompts = tuple(PromptEntry(id=f"s/{n}", prompt="x", task=task) for n in range(len(scores)))
     ids = {"edge": (1, 2, 3), "cloud": (4, 5, 6), "quality": (7, 8, 9), "lossless": (4, 5, 6)}
-    written = {"edge": "edge", "cloud": "written", "quality": "verified", "lossless": "verified"}
     made, judged = [], []
     for prompt, of in zip(prompts, scores, strict=True):
-        for mode in modes:
-            record = lines.record() if written[mode] == "verified" else lines.record(num_draft=0, num_accepted=0)
-            rounds = (lines.round_line(record=record, draft_ids=(), signals=()),)
-            made.append(lines.generation(prompt=prompt.id, mode=mode, token_ids=ids[mode], rounds=rounds))
+        made += [lines.generation(prompt=prompt.id, mode=mode, token_ids=ids[mode]) for mode in modes]
         for mode, score in zip(("edge", "cloud", "quality"), of, strict=True):
             judged.append(VerdictLine(prompt=prompt.id, token_ids=ids[mode], score=score, answer="", note=""))
     run = lines.run_line(prompts=prompts, modes=lines.modes(",".join(modes)))
@@ -67,11 +63,11 @@ def test_without_edge_or_cloud_only_scores_are_known() -> None:
     assert only_set(records([(0.0, 1.0, 1.0)] * 3, ("quality",)))[1]["quality"].score.value == 1
 
 
-def test_a_task_without_a_verdict_is_left_out_everywhere() -> None:
+@pytest.mark.parametrize("num_judged", [5, 0])
+def test_a_task_without_a_verdict_is_left_out_everywhere(num_judged: int) -> None:
     whole = records([(0.0, 1.0, 1.0), (1.0, 1.0, 1.0)])
-    cut = whole.model_copy(update={"verdicts": whole.verdicts[:-1]})
-    assert only_set(cut)[0].num_tasks == 1
-    assert list(task_sets(Findings(whole.model_copy(update={"verdicts": ()})))) == []
+    found = task_sets(Findings(whole.model_copy(update={"verdicts": whole.verdicts[:num_judged]})))
+    assert [each.num_tasks for each in found] == [1] * (num_judged // 3)
 
 
 def test_wilsons_interval_is_the_known_one() -> None:

@@ -32,9 +32,10 @@ def test_a_number_is_read(text: str, read: str) -> None:
     assert Number(kind="number", answer=0).judge(text).answer == read
 
 
-@pytest.mark.parametrize(
-    ("choices", "text", "read"), [*(((), text, read) for read, texts in CHOICES.items() for text in texts), *WORDS]
-)
+LETTERS = [((), text, read) for read, texts in CHOICES.items() for text in texts]
+
+
+@pytest.mark.parametrize(("choices", "text", "read"), [*LETTERS, *WORDS])
 def test_a_choice_is_read_which_may_be_a_word(choices: tuple[str, ...], text: str, read: str) -> None:
     given = {"choices": choices} if choices else {}
     verdicts = {each: OneOf(kind="choice", answer=each, **given).judge(text) for each in choices or "ABCD"}
