@@ -53,6 +53,42 @@ def test_it_says_more_often_what_the_target_says(trained: Trained, tmp_path: Pat
     assert len(again.card.trained_on) == 60 and again.card.architecture == "qwen2"
 
 
+def test_a_step_is_the_plain_log_likelihood_of_four_answers(task: TrainingTask) -> None:
+    """Two steps, done a second time with the whole model: no label is smoothed, and no step has more answers."""
+    import torch
+
+    task = replace(task, trained=task.trained[:8])
+    made = train(task, replace(SETTINGS, epochs=1)).adapter
+    trainable = load_trainable(task.path)
+    labels = [torch.tensor([lesson.token_ids[index] for index in lesson.known]) for lesson in task.trained]
+
+    def logits(number: int) -> Any:  # [num_labels, vocab_size]
+        lesson = task.trained[number]
+        at = [len(lesson.prompt_ids) - 1 + index for index in lesson.known]
+        ids = torch.tensor([[*lesson.prompt_ids, *lesson.token_ids]])
+        return trainable.model(ids).logits[0, at, : task.vocab_size]
+
+    rivals = [logits(number).topk(4).indices.flatten() for number in range(8)]
+    vocab = torch.cat([*labels, *rivals]).unique()
+    again = Training(trainable, task, SETTINGS, lambda *_: None)
+    lora, order = again._inject(), again._order(8, epoch=0)
+    optimizer = torch.optim.AdamW(lora.values())
+    for step in range(2):
+        optimizer.param_groups[0]["lr"] = SETTINGS.rate * (1 - step / 2)
+        optimizer.zero_grad()
+        likely = [
+            torch.log_softmax(logits(number)[:, vocab], 1).gather(1, torch.searchsorted(vocab, labels[number])[:, None])
+            for number in order[4 * step :][:4]
+        ]
+        (-torch.cat(likely).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(lora.values(), 1.0)
+        optimizer.step()
+    for name, value in lora.items():
+        matrix, _, side = name.partition(".lora_")
+        theirs = torch.from_numpy(made.pairs[matrix]["AB".index(side[0])])
+        assert (theirs - value).norm() < 0.005 * value.norm(), name
+
+
 def test_it_learns_from_what_the_target_wrote_on(pair: tuple[Any, Any], written_on: Path) -> None:
     task = task_of(pair, written_on)
     found = train(task)
