@@ -45,15 +45,6 @@ def test_rows_are_those_of_one_row_at_a_time(data: st.DataObject, from_len: int)
             assert sequence.token_ids.tolist() == other.token_ids.tolist()
 
 
-def test_it_says_once_where_rows_differ(caplog: pytest.LogCaptureFixture) -> None:
-    with closing(probed(WideRowsDiffer, from_len=512).open([1] * 600)) as sequence:
-        for _ in range(3):
-            sequence.extend([1, 2, 3])
-    assert [record.getMessage() for record in caplog.records] == [
-        "toy: 3 rows at once are not exact from 512 tokens on; there they are computed one by one."
-    ]
-
-
 @pytest.mark.parametrize("fails_at", [1, 2, 3, 4])
 def test_a_forward_that_fails_while_it_compares_leaves_the_sequence_as_it_was(fails_at: int) -> None:
     engine, text = probed(FlakyEngine, fail_at=fails_at), [1] * 299 + [1, 2, 3]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from skydraft.engines.llama.library import check_gguf, load_library
-from skydraft.errors import BrokenModel, MissingDependency
+from skydraft.errors import BrokenModel
 
+from ..later import later
 from ..mutating import flipped
 
 EPSILON = "qwen2.attention.layer_norm_rms_epsilon"
@@ -35,15 +36,11 @@ def gguf(layers: Any = 2, **more: Any) -> bytes:
 
 @pytest.fixture
 def check(tmp_path: Path) -> Any:
-    try:
-        lib = load_library()
-    except MissingDependency as error:
-        pytest.skip(str(error))
-
     def check(data: bytes) -> None:
         (tmp_path / "m.gguf").write_bytes(data)
-        check_gguf(lib, tmp_path / "m.gguf")
+        check_gguf(load_library(), tmp_path / "m.gguf")
 
+    later("llama_cpp")
     return check
 
 

@@ -26,15 +26,18 @@ class Home:
     def blob(self, data: bytes) -> Path:
         return self.put(f"blobs/sha256-{hashlib.sha256(data).hexdigest()}", data)
 
-    def pull(self, name: str, data: bytes = GGUF, *, layers: Any = None, size: Any = None, kind: str = "model") -> Path:
-        """What Ollama has of HOST/NAMESPACE/MODEL/TAG."""
-        blob = self.blob(data)
-        digest, size = blob.name.replace("-", ":"), len(data) if size is None else size
-        layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest, "size": size}
+    def manifest(self, data: bytes, *, layers: Any = None, size: Any = None, kind: str = "model") -> dict[str, Any]:
+        """What Ollama says of a model whose file it has."""
+        digest = self.blob(data).name.replace("-", ":")
+        layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest}
+        layer |= {"size": len(data) if size is None else size}
         template = layer | {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"}
-        manifest = {"schemaVersion": 2, "layers": [layer, template] if layers is None else layers}
-        self.put(f"manifests/{name}", json.dumps(manifest).encode())
-        return blob
+        return {"schemaVersion": 2, "layers": [layer, template] if layers is None else layers}
+
+    def pull(self, name: str, data: bytes = GGUF, **said: Any) -> Path:
+        """What Ollama has of HOST/NAMESPACE/MODEL/TAG."""
+        self.put(f"manifests/{name}", json.dumps(self.manifest(data, **said)).encode())
+        return self.blob(data)
 
     def put(self, place: str, data: bytes = b"") -> Path:
         path = self.ollama / place
@@ -75,12 +78,10 @@ NEW = "manifests-v2/ollama.com/library"
 
 def test_models_of_a_newer_ollama_are_found(home: Home, world: FakeWorld) -> None:
     """It links names to manifests among the blobs, of which one may list those of several runners."""
-    blobs = [home.pull(f"{OURS}/{name}/latest", GGUF * number) for number, name in enumerate("abc", 2)]
-    manifests = [home.ollama / "manifests" / OURS / name / "latest" for name in "abc"]
-    inline = [json.loads(path.read_text()) | {"runner": "ggml"} for path in manifests]
-    child = home.blob(manifests[1].read_bytes())
-    for path in manifests[1:]:
-        path.unlink()
+    blobs = [home.blob(GGUF * number) for number in (2, 3, 4)]
+    inline = [home.manifest(GGUF * number) | {"runner": "ggml"} for number in (2, 3, 4)]
+    child = home.blob(json.dumps(home.manifest(GGUF * 3)).encode())
+    home.pull(f"{OURS}/a/latest", GGUF * 2)
     for_ours = {"runner": "llamacpp", "digest": child.name.replace("-", ":", 1)}
     other = {"runner": "mlx", "digest": f"sha256:{'0' * 64}", "format": "safetensors"}
     for name, children in (

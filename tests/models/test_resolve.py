@@ -13,19 +13,15 @@ from .published import FakeWorld
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with files of every sort, and the working directory."""
     folder = tmp_path / "place"
-    folder.mkdir()
-    (folder / "good.gguf").write_bytes(b"GGUF\x03")
+    for file in (
+        "good.gguf", "checkpoint/config.json", "checkpoint/model.gguf", "single/only.gguf", "single/README.md",
+        "many/a.gguf", "many/b.gguf", "many/sub/README.md", "nothing/README.md", "tiny/config.json",
+    ):  # fmt: skip
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"GGUF\x03" if file.endswith("gguf") else b"{}")
     (folder / "bad.gguf").write_bytes(b"<html>")
     (folder / "empty.gguf").touch()
     os.mkfifo(folder / "pipe.gguf")
-    for name, files in {
-        "checkpoint": ["config.json", "model.gguf"], "single": ["only.gguf", "README.md"],
-        "many": ["a.gguf", "b.gguf"], "nothing": ["README.md"], "tiny": ["config.json"],
-    }.items():  # fmt: skip
-        (folder / name).mkdir()
-        for file in files:
-            (folder / name / file).write_bytes(b"GGUF" if file.endswith("gguf") else b"{}")
-    (folder / "many" / "sub").mkdir()
     monkeypatch.chdir(folder)
     return folder
 
