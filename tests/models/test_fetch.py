@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -145,19 +146,15 @@ def test_a_disk_that_fails_meanwhile_is_told_apart(world: FakeWorld, code: int, 
 
 
 def test_fetches_at_once_download_once(world: FakeWorld) -> None:
-    inside, go_on = threading.Event(), threading.Event()
+    together = threading.Barrier(3)
+    world.before = lambda wheel: time.sleep(0.02)  # so that the others come meanwhile
 
-    def slow(wheel: str) -> None:
-        inside.set()
-        assert go_on.wait(5)
+    def fetch(_: int) -> Path:
+        together.wait()
+        return world.fetch()
 
-    with ThreadPoolExecutor(2) as pool:
-        world.before = slow
-        first = pool.submit(world.fetch)
-        assert inside.wait(5)
-        second = pool.submit(world.fetch)
-        go_on.set()
-    assert first.result() == second.result() == world.target
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(fetch, range(3))) == {world.target}
     assert world.target.read_bytes() == world.published.content
     assert world.asked == [HUB_NAME, *world.published.wheels]
 
