@@ -97,23 +97,18 @@ def test_adapters_are_chosen_by_prompt_and_renewed(base: Path, tmp_path: Path) -
     matrix = "model.layers.1.self_attn.q_proj" if base.is_dir() else "blk.1.attn_q.weight"
     home = tmp_path / "adapters"
 
-    def write(name: str, seed: int, beginning: list[int], base: str) -> None:
-        made = change(base, {matrix: (32, 32)}, seed)
-        card = made.card.model_copy(update={"beginning_len": len(beginning), "beginning": digest(beginning)})
-        (home / name).mkdir(parents=True, exist_ok=True)
-        write_adapter(home / name / "adapter.gguf", replace(made, card=card))
-        os.utime(
-            home / name / "adapter.gguf", (1e9, 1e9)
-        )  # as a copy that keeps times; those of one rank have one size
+    def write(name: str, seed: int, beginning_len: int, base: str) -> None:
+        made, path = change(base, {matrix: (32, 32)}, seed), home / name / "adapter.gguf"
+        known = {"beginning_len": beginning_len, "beginning": digest(TEXT[:beginning_len])}
+        write_adapter(path, replace(made, card=made.card.model_copy(update=known)))
+        os.utime(path, (1e9, 1e9))  # as a copy that keeps times; those of one rank have one size
 
     with opened(base) as engine:
         assert engine.adapters.choose("auto", TEXT) is engine  # there is no folder
         engine.adapters.folder = home
-        write("short", 1, TEXT[:3], engine.fingerprint)
-        write("long", 2, TEXT[:6], engine.fingerprint)
-        write("all", 3, TEXT, engine.fingerprint)
-        write("named", 4, [], engine.fingerprint)
-        write("strange", 5, TEXT[:7], "f" * 32)
+        for seed, (name, length) in enumerate({"short": 3, "long": 6, "all": len(TEXT), "named": 0}.items()):
+            write(name, seed, length, engine.fingerprint)
+        write("strange", 5, 7, "f" * 32)
         (home / "damaged").mkdir()
         (home / "damaged" / "adapter.gguf").write_bytes(b"GGUF")
         choose = engine.adapters.choose
@@ -132,7 +127,7 @@ def test_adapters_are_chosen_by_prompt_and_renewed(base: Path, tmp_path: Path) -
         before = choose("named", TEXT)
         assert choose("named", TEXT) is before  # it is read once
         with closing(before.open(TEXT)) as sequence:
-            write("named", 6, [], engine.fingerprint)
+            write("named", 6, 0, engine.fingerprint)
             after = choose("named", TEXT)
             assert after is not before and after.fingerprint != before.fingerprint
             assert sequence.extend([1]).shape[0] == 1  # the text that was under way goes on
