@@ -51,7 +51,7 @@ def lessons(folder: Path, rng: random.Random) -> None:
 
 
 def profiles(folder: Path, rng: random.Random) -> None:
-    good = {"key": {"invariant_rows": 2, "forward_ms": [1.0, 2.0]}}
+    good = {"key|16 rows": {"invariant_rows": 2, "forward_ms": [1.0, 2.0]}}
     (folder / "p.json").write_bytes(as_bytes(mutated(good, rng), rng))
     options = EngineOptions(profile_path=folder / "p.json")
     found = profile_of(TOY, "key", options)

@@ -76,17 +76,18 @@ def test_calls_wait_in_the_order_in_which_they_came(engine: Any) -> None:
     order: list[int] = []
 
     def call(number: int) -> None:
-        with engine.floor, engine.floor:  # its owner may take it again, and calls engines inside
-            order.append(number)
-            assert len(engine.open([1, 2]).extend([2])) == 1
-            order.append(number)
+        for _ in range(2):  # who wants it again at once comes last
+            with engine.floor, engine.floor:  # its owner may take it again, and calls engines inside
+                order.append(number)
+                assert len(engine.open([1, 2]).extend([2])) == 1
+                order.append(number)
 
     begun = in_line(engine.lock, [lambda at=number: call(at) for number in range(4)])
     assert not order
     engine.go.set()
     for each in begun:
         each.result(PATIENCE_S)
-    assert order == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert order[:8] == [0, 0, 1, 1, 2, 2, 3, 3] and len(order) == 16
 
 
 def test_the_model_is_freed_once_after_those_who_came_before_and_later_ones_are_refused(engine: Any) -> None:
