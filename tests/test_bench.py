@@ -8,8 +8,6 @@ import pytest
 from bench.__main__ import commands, main
 
 NEEDS = {"bare_loop": "llama_cpp", "screenshots": "playwright"}
-
-
 BENCH = Path(__file__).parent.parent / "bench"
 
 

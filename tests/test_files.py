@@ -48,14 +48,11 @@ def test_there_is_one_way_to_write_a_state_file() -> None:
     assert found == OTHERS
 
 
-PIPES = [
+@pytest.mark.parametrize("words", [
     "generate a --edge-model toy --cloud localhost:9 --cloud-token-file PIPE",
     "serve --model toy --port 0 --tls-cert PIPE --tls-key PIPE",
     "gateway --edge-model toy --port 0 --api-key-file PIPE",
-]
-
-
-@pytest.mark.parametrize("words", PIPES)
+])  # fmt: skip
 def test_a_pipe_in_place_of_a_file_is_one_line(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     began = time.monotonic()

@@ -11,11 +11,8 @@ from skydraft.types import Origin
 PAGE = Path(__file__).parent.parent / "skydraft" / "gateway" / "page"
 
 
-def test_every_origin_of_json_has_a_look_and_no_other() -> None:
+def test_every_origin_of_json_has_a_look_and_words_in_the_documentation() -> None:
     assert list(LOOKS) == list(get_args(Origin))
-
-
-def test_the_documentation_has_the_words_of_the_table() -> None:
     told = (PAGE.parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
     assert [f"| `{origin}` | {look.meaning} |" in told for origin, look in LOOKS.items()] == [True] * len(LOOKS)
 

@@ -32,8 +32,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def target(folders: tuple[Path, Path]) -> TransformersEngine:
-    return TransformersEngine(folders[0], OPTIONS, name="target")
+def folder(folders: tuple[Path, Path]) -> Path:
+    return folders[0]
+
+
+@pytest.fixture(scope="session")
+def target(folder: Path) -> TransformersEngine:
+    return TransformersEngine(folder, OPTIONS, name="target")
 
 
 @pytest.fixture(scope="session")
@@ -68,10 +73,10 @@ KINDS = ["toy", "text", "omni", "grows", pytest.param("gguf", marks=[pytest.mark
 
 
 @pytest.fixture(scope="session")
-def tiny_gguf(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_gguf(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     later("llama_cpp")
     later("gguf")
-    return to_gguf(folders[0], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+    return to_gguf(folder, tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +91,11 @@ def small_places() -> Iterator[None]:
 def load(request: pytest.FixtureRequest) -> Load:
     """Loads an engine of each kind; `grows` goes from place to place, every few tokens."""
     options = EngineOptions(context_len=128, max_sequences=6, num_threads=1)
-    needs = {"text": "folders", "omni": "omni_folder", "gguf": "gguf_path", "grows": "tiny_gguf small_places"}
+    needs = {"text": "folder", "omni": "omni_folder", "gguf": "gguf_path", "grows": "tiny_gguf small_places"}
     made, *_ = [*map(request.getfixturevalue, needs.get(request.param, "").split()), None]
     return {
         "toy": toy,
-        "text": lambda: TransformersEngine(made[0], OPTIONS, name="text"),
+        "text": lambda: TransformersEngine(made, OPTIONS, name="text"),
         "omni": lambda: OmniEngine(made, OPTIONS, name="omni"),
         "grows": lambda: open_engine("qwen-tiny", made, replace(options, total_len=6 * 128)),
         "gguf": lambda: skydraft.load(default_pair().draft, options, offline=True),

@@ -62,3 +62,15 @@ def largest_difference(
             if sequence.token_ids.tolist() != text[: base + len(fed)]:
                 return math.inf
     return worst
+
+
+def check_rollback(engine: Engine, prompt: list[int], media: Recordings = ()) -> None:
+    """The same feeds give the same bits after any rollback, beside another text."""
+    rng = np.random.default_rng(1)
+    with closing(engine.open(prompt, media)) as straight, closing(engine.open(prompt, media)) as wandering:
+        for token_id in [prompt[-1], *some_text(engine, 12, 2)]:
+            for _ in range(2):
+                wandering.extend(rng.integers(0, engine.vocab.size, rng.integers(1, 6)).tolist())
+                wandering.truncate(straight.length)
+            one, other = (each.extend([token_id]).copy() for each in (straight, wandering))
+            assert np.array_equal(one, other)

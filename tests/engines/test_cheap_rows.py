@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from filelock import FileLock
 
 import skydraft
-from skydraft import DecodingParams, api, make_plan
+from skydraft import api
 from skydraft.cli.main import main
-from skydraft.engines.base import Engine
 from skydraft.engines.llama.engine import LlamaCppEngine
 from skydraft.engines.llama.weights import quantize
 from skydraft.engines.options import EngineOptions
+from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.errors import OptionError
 
 
@@ -41,42 +42,27 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LlamaCppEngine]:
 
 
 @pytest.mark.parametrize("length", [40, 300, pytest.param(900, marks=pytest.mark.long)])
-def test_rows_keep_their_bits_as_the_probe_says(engine: LlamaCppEngine, length: int) -> None:
-    seen, decode = list[list[int]](), engine._decode
-    engine._decode = lambda fed, **how: (seen.append([each.place.number for each in fed]), decode(fed, **how))[1]  # type: ignore[method-assign,assignment,misc]
-    pick, probed_len, engine.probed_len = random.Random(length), engine.probed_len, 10**9  # none is compared
-    ids = np.random.default_rng(1).integers(100, 50000, length + 40).tolist()
-    sequences = [engine.open(ids[number : length + number]) for number in range(4)]
-    lengths = [sequence.length for sequence in sequences]
-    for _ in range(4):
-        left, feeds = engine.invariant_rows, []
-        for sequence in pick.sample(sequences, pick.randrange(1, 5)):
-            if num_rows := min(left, pick.choice([1, 1, 2, 3, 5, 16])):
-                feeds.append((sequence, pick.sample(range(100, 50000), num_rows)))
-                left -= num_rows
-        together = [rows.copy() for rows in engine.extend_batch(feeds)]
-        for (sequence, token_ids), rows in zip(feeds, together, strict=True):
-            assert sequence.length == lengths[sequences.index(sequence)] + len(token_ids)
-            sequence.truncate(lengths[sequences.index(sequence)])
-            singly = np.concatenate([sequence.extend([token_id]).copy() for token_id in token_ids])
-            assert np.array_equal(rows, singly)
-            sequence.truncate(lengths[sequences.index(sequence)])
-    for sequence in sequences:
-        sequence.close()
-    engine.probed_len, engine._decode = probed_len, decode  # type: ignore[method-assign]
-    assert all(numbers == sorted(numbers) for numbers in seen) and seen  # else llama.cpp parts them
-
-
-def test_a_predicted_edit_is_the_targets_own_text(q4_0: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaCppEngine, "forward_ms", (1.0,) * 16)  # else what else runs here decides about copies
-    code = "\n".join(f"def area_{n}(width, height):\n    return width * height + {n}\n" for n in range(6))
-    ask = f"Rename width to breadth and return the whole file.\n```python\n{code}```"
-    options, params = EngineOptions(context_len=1024), DecodingParams(max_new_tokens=100)
-    with LlamaCppEngine(q4_0, options) as edge, LlamaCppEngine(gguf_path, options) as cloud:
-        pair: dict[str, Engine] = {"edge": edge, "cloud": cloud}
-        plain = skydraft.generate(ask, **pair, plan=make_plan("cloud"), params=params).run()
-        done = skydraft.generate(ask, **pair, params=params, prediction=code).run()
-    assert done.token_ids == plain.token_ids and done.stats.exact and done.stats.num_right_copies > 20
+def test_rows_keep_their_bits_as_the_probe_says(
+    engine: LlamaCppEngine, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "probed_len", 10**9)  # none is compared
+    monkeypatch.setattr(engine, "prefixes", PrefixCache())
+    pick, ids = random.Random(length), np.random.default_rng(1).integers(100, 50000, length + 4).tolist()
+    engine.prefixes.beginning = tuple(ids[:length])  # read once, and copied
+    with ExitStack() as stack:
+        sequences = [stack.enter_context(closing(engine.open([*ids[:length], last, 7]))) for last in ids[length:]]
+        for _ in range(4):
+            left, feeds = engine.invariant_rows, []
+            for sequence in pick.sample(sequences, pick.randrange(1, 5)):
+                if num_rows := min(left, pick.choice([1, 1, 2, 3, 5, 16])):
+                    feeds.append((sequence, pick.sample(range(100, 50000), num_rows)))
+                    left -= num_rows
+            together = [rows.copy() for rows in engine.extend_batch(feeds)]
+            for (sequence, token_ids), rows in zip(feeds, together, strict=True):
+                assert sequence.length == length + 1 + len(token_ids)
+                sequence.truncate(length + 1)
+                assert np.array_equal(rows, np.concatenate([sequence.extend([each]).copy() for each in token_ids]))
+                sequence.truncate(length + 1)
 
 
 def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

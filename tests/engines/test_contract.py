@@ -2,8 +2,8 @@
 
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 from skydraft.engines.base import Engine
 from skydraft.engines.prefix_cache import PrefixCache
 from skydraft.errors import EngineError, PromptError
-from skydraft.types import Media, Reuse
+from skydraft.types import Reuse
 
 from .conftest import Load
-from .contract import TOLERANCE, largest_difference, one_by_one, rows_after, some_text
+from .contract import TOLERANCE, check_rollback, largest_difference, one_by_one, rows_after, some_text
 from .test_lock import is_free
 from .tiny_omni import clip, spoken
 
@@ -32,31 +32,23 @@ class TestContract:
         assert worst == 0 if is_exact else worst < TOLERANCE
 
     def test_the_same_feeds_give_the_same_bits_after_any_rollback(self, engine: Engine) -> None:
-        rng, prompt = np.random.default_rng(1), some_text(engine, 12)
-        media: Any = ()
-        if engine.takes_audio:
-            prompt, media = spoken(engine, 1, 1.3)
-        with closing(engine.open(prompt, media)) as straight, closing(engine.open(prompt, media)) as wandering:
-            for token_id in [prompt[-1], *some_text(engine, 12, 2)]:
-                for _ in range(2):
-                    wandering.extend(rng.integers(0, engine.vocab.size, rng.integers(1, 6)).tolist())
-                    wandering.truncate(straight.length)
-                one, other = (each.extend([token_id]).copy() for each in (straight, wandering))
-                assert np.array_equal(one, other)
+        check_rollback(engine, *(spoken(engine, 1, 1.3) if engine.takes_audio else (some_text(engine, 12), ())))
 
     @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1), (3, 5, 2)])
     def test_a_batch_is_its_feeds_one_by_one(self, engine: Engine, sizes: tuple[int, ...]) -> None:
         if sum(sizes) > engine.invariant_rows and engine.name not in TORCH:
             pytest.skip("more rows than it promises")
-        prompts = [some_text(engine, 3 + size, size) for size in sizes]
-        feeds = [some_text(engine, size, 10 + size) for size in sizes]
-        together, apart = ([engine.open(prompt) for prompt in prompts] for _ in range(2))
-        batch = [rows.copy() for rows in engine.extend_batch(list(zip(together, feeds, strict=True)))]
-        for rows, sequence, twin, feed in zip(batch, together, apart, feeds, strict=True):
-            assert np.abs(rows - twin.extend(feed)).max() <= (TOLERANCE if engine.name in TORCH else 0)
-            assert sequence.token_ids.tolist() == twin.token_ids.tolist()
-            sequence.close()
-            twin.close()
+        texts = [some_text(engine, 3 + 2 * size, size) for size in sizes]
+        with ExitStack() as stack:
+            feeds = list[Any]()
+            for text, size in zip(texts, sizes, strict=True):
+                sequence = stack.enter_context(closing(engine.open(text[: len(text) - size + 1])))
+                feeds.append((sequence, text[sequence.length :]))
+            batch = [rows.copy() for rows in engine.extend_batch(feeds)]
+            for rows, (sequence, fed), text in zip(batch, feeds, texts, strict=True):
+                expected = one_by_one(engine, text)[-len(fed) :]
+                assert np.abs(rows - expected).max() <= (TOLERANCE if engine.name in TORCH else 0)
+                assert sequence.token_ids.tolist() == text
 
     @pytest.mark.parametrize("part_len", [1, 5, 64])
     def test_opening_leaves_one_to_feed(self, engine: Engine, part_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,46 +67,29 @@ class TestContract:
             assert row.argmax() == expected.argmax()
 
     @pytest.mark.parametrize("beginning_len", [1, 16, 23])
-    def test_a_copy_has_equal_bits(self, engine: Engine, beginning_len: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A copied beginning has the bits of one that was fed."""
+    def test_kv_that_is_copied_or_kept_changes_no_bit(
+        self, engine: Engine, beginning_len: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of the beginning of all prompts, which is copied; and of whole parts, of 16, of an earlier prompt."""
         beginning = some_text(engine, beginning_len, beginning_len)
         prompts = [[*beginning, *some_text(engine, length, length)] for length in (1, 9, 30, 40)]
+        ways = {True: (None, Reuse("mine"), Reuse("mine")), False: (None,)}
         monkeypatch.setattr(engine, "max_batch_rows", 16)
-        found, cached = [], []
-        for copies in (True, False):
+        found = dict[bool, list[Any]]()
+        for copies in ways:
             monkeypatch.setattr(engine, "prefixes", PrefixCache())
-            engine.prefixes.beginning = tuple(beginning)
-            if not copies:
-                monkeypatch.setattr(engine, "can_copy", False)
-            opened = [engine.open(prompt) for prompt in prompts]
-            cached.append([sequence.take_prefill_cost().num_cached for sequence in opened])
-            for sequence, prompt in zip(opened, prompts, strict=True):
-                found.append(rows_after(sequence, prompt[-1]))
-                sequence.close()
-        assert np.array_equal(found[:4], found[4:])
-        first = 1 if cached[0][1] == beginning_len else 2  # the prompt of one more token may be too short to feed it
-        assert cached[0][first:] == [beginning_len] * (4 - first) and cached[1] == [0] * 4
-
-    def test_kv_that_is_kept_or_shared_changes_no_bit(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in (("max_batch_rows", 8), ("max_sequences", 3), ("prefixes", PrefixCache())):
-            monkeypatch.setattr(engine, name, value)
-
-        def check(text: list[int], num_cached: int) -> None:
-            rows = []
-            for reuse, expected in ((Reuse("mine"), num_cached), (None, 0)):
-                with closing(engine.open(text, (), reuse)) as sequence:
-                    assert sequence.take_prefill_cost().num_cached == expected
-                    rows.append(rows_after(sequence, text[-1]))
-            assert np.array_equal(*rows)
-
-        text = some_text(engine, 12)
-        for turn in range(3):
-            check(text, 8 * turn)
-            text = [*text, *some_text(engine, 9, turn)]
-        engine.forget_kept()
-        with closing(engine.open(text[:12], (), Reuse("mine"))):
-            check(text, 8)
-        engine.forget_kept()
+            monkeypatch.setattr(engine, "can_copy", copies)
+            engine.prefixes.beginning, found[copies] = tuple(beginning), []
+            for prompt, reuse in product(prompts, ways[copies]):
+                with closing(engine.open(prompt, (), reuse)) as sequence:
+                    num_cached = sequence.take_prefill_cost().num_cached
+                    found[copies].append((num_cached, rows_after(sequence, prompt[-1])))
+            engine.forget_kept()
+        for at, (prompt, (none, expected)) in enumerate(zip(prompts, found[False], strict=True)):
+            cached, rows = zip(*found[True][3 * at : 3 * at + 3], strict=True)
+            assert all(np.array_equal(each, expected) for each in rows) and none == 0
+            whole = max(beginning_len, (len(prompt) - 1) // 16 * 16)
+            assert not at or cached == (beginning_len, beginning_len, whole)
 
     def test_what_is_refused_changes_nothing(self, engine: Engine) -> None:
         size, most, (one, two, three) = engine.vocab.size, engine.context_len, some_text(engine, 3)
@@ -134,14 +109,6 @@ class TestContract:
                 engine.open(prompt)
         assert is_free(engine.lock)
 
-    def test_a_model_without_ears_says_so(self, engine: Engine) -> None:
-        if engine.takes_audio:
-            pytest.skip("it has ears")
-        media, prompt = Media(np.zeros((128, 9), np.float32)), some_text(engine, 2)
-        for ask in (lambda: engine.open(prompt, (media,)), lambda: engine.media(clip(1, 0.31))):
-            with pytest.raises(PromptError, match=f"^The model {engine.name} takes no audio. Use a Qwen2.5-Omni model"):
-                ask()
-
     def test_what_is_closed_refuses_everything(self, load: Load) -> None:
         """llama.cpp would be given the null pointer, or a model that is no longer there."""
         with load() as engine:
@@ -155,7 +122,7 @@ class TestContract:
             ):  # fmt: skip
                 with pytest.raises(EngineError, match=r"^This sequence is closed\.$"):
                     refused(prompt)
-        uses: list[Callable[[], Any]] = [
+        uses = [
             lambda: engine.open(prompt), lambda: engine.check_prompt(prompt), lambda: engine.prefill(sequence, prompt),
             lambda: sequence.extend(prompt), lambda: sequence.truncate(sequence.length),
         ]  # fmt: skip

@@ -1,10 +1,8 @@
 """One thread at a time uses an engine, in the order in which they asked, and none once it is closed."""
 
-import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -13,44 +11,27 @@ from typing import Any
 import pytest
 
 from skydraft.engines.model import FairLock
-from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 
-from ..serving import Serving
+from ..serving import PATIENCE_S, Serving, waiting
 from .tiny_toy import toy
 
 
-class Blocking(ToyEngine):
-    """A forward of the token 7 waits until `go`. `log` has what was done."""
-
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
-        self.inside, self.go, self.log = threading.Event(), threading.Event(), list[Any]()
-
-    def forward(self, feeds: Any, *, want_logits: bool) -> Any:
-        if feeds[0][1][0] == 7:
-            self.inside.set()
-            assert self.go.wait(20)
-        return super().forward(feeds, want_logits=want_logits)
-
-    def release(self, sequence: Any) -> None:
-        self.log.append(sequence)
-        super().release(sequence)
-
-    def free(self) -> None:
-        self.log.append("freed")
-
-
 @pytest.fixture
-def engine() -> Iterator[Blocking]:
-    """An engine in the middle of a forward of another thread, which ends well."""
-    engine: Blocking = toy(Blocking)
+def engine() -> Iterator[Any]:
+    """An engine in the middle of a forward of another thread, which ends well at `go`. `log` has what was done."""
+    engine, inside = toy(), threading.Event()
+    sequence = engine.open([1, 2, 3])
+    engine.go, engine.log, release = threading.Event(), list[Any](), engine.release
+    engine.release = lambda sequence: (engine.log.append(sequence), release(sequence))
+    engine.free = lambda: engine.log.append("freed")
+    waiting(engine, lambda: inside.set() or engine.go.wait(PATIENCE_S))
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(engine.open([1, 2, 3]).extend, [7])
-        assert engine.inside.wait(20)
+        running = pool.submit(sequence.extend, [7])
+        assert inside.wait(PATIENCE_S)
         yield engine
         engine.go.set()
-        assert len(running.result(20)) == 1
+        assert len(running.result(PATIENCE_S)) == 1
 
 
 def is_free(lock: FairLock) -> bool:
@@ -68,66 +49,6 @@ def in_line(lock: FairLock, works: list[Callable[[], Any]]) -> list[Future[Any]]
         Serving.wait_until(lambda before=before: lock._last is not before)  # type: ignore[misc]
     pool.shutdown(wait=False)
     return begun
-
-
-def test_calls_wait_in_the_order_in_which_they_came(engine: Blocking) -> None:
-    order: list[int] = []
-
-    def call(number: int) -> None:
-        with engine.floor, engine.floor:  # its owner may take it again, and calls engines inside
-            order.append(number)
-            assert len(engine.open([1, 2]).extend([2])) == 1
-            order.append(number)
-
-    begun = in_line(engine.lock, [lambda at=number: call(at) for number in range(4)])
-    assert not order
-    engine.go.set()
-    for each in begun:
-        each.result(20)
-    assert order == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_the_model_is_freed_once_after_those_who_came_before_and_later_ones_are_refused(engine: Blocking) -> None:
-    calls = [lambda: engine.log.append(engine.begin([1]).length), engine.close, engine.close, lambda: engine.open([1])]
-    *ended, refused = in_line(engine.lock, calls)
-    engine.go.set()
-    assert [each.result(20) for each in ended] == [None] * 3 and engine.log == [0, "freed"]
-    with pytest.raises(EngineError, match="closed"):
-        refused.result(20)
-
-
-def test_a_sequence_closed_meanwhile_waits_for_nobody_and_is_released_before_the_next_begins(engine: Blocking) -> None:
-    """As where the garbage collector closes one, in whatever thread and in the middle of whatever."""
-    engine.go.set()
-    first, second = engine.open([4, 5, 6]), engine.open([4, 5, 6])
-    with engine.floor:
-        first.close()
-        second.close()
-        assert first.is_closed and engine.log == []
-        third = engine.begin([1])
-        assert set(engine.log) == {first, second}
-    third.close()
-    third.close()
-    assert engine.log[2:] == [third]
-
-
-def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others(engine: Blocking) -> None:
-    before = engine.lock._last
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins without it
-
-    def interrupt() -> None:
-        Serving.wait_until(lambda: engine.lock._last is not before)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt), engine.floor:
-        pass
-    assert not is_free(engine.lock)
-    engine.go.set()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: engine.open([1]).close()).result(20)
-    assert is_free(engine.lock)
 
 
 def interrupt_in(after_s: float, work: Callable[[], object]) -> None:
@@ -151,6 +72,59 @@ def interrupt_in(after_s: float, work: Callable[[], object]) -> None:
     signal.signal(signal.SIGALRM, before)
 
 
+def test_calls_wait_in_the_order_in_which_they_came(engine: Any) -> None:
+    order: list[int] = []
+
+    def call(number: int) -> None:
+        for _ in range(2):  # who wants it again at once comes last
+            with engine.floor, engine.floor:  # its owner may take it again, and calls engines inside
+                order.append(number)
+                assert len(engine.open([1, 2]).extend([2])) == 1
+                order.append(number)
+
+    begun = in_line(engine.lock, [lambda at=number: call(at) for number in range(4)])
+    assert not order
+    engine.go.set()
+    for each in begun:
+        each.result(PATIENCE_S)
+    assert order[:8] == [0, 0, 1, 1, 2, 2, 3, 3] and len(order) == 16
+
+
+def test_the_model_is_freed_once_after_those_who_came_before_and_later_ones_are_refused(engine: Any) -> None:
+    calls = [lambda: engine.log.append(engine.begin([1]).length), engine.close, engine.close, lambda: engine.open([1])]
+    *ended, refused = in_line(engine.lock, calls)
+    engine.go.set()
+    assert [each.result(PATIENCE_S) for each in ended] == [None] * 3 and engine.log == [0, "freed"]
+    with pytest.raises(EngineError, match="closed"):
+        refused.result(PATIENCE_S)
+
+
+def test_a_sequence_closed_meanwhile_waits_for_nobody_and_is_released_before_the_next_begins(engine: Any) -> None:
+    """As where the garbage collector closes one, in whatever thread and in the middle of whatever."""
+    engine.go.set()
+    first, second = engine.open([4, 5, 6]), engine.open([4, 5, 6])
+    with engine.floor:
+        first.close()
+        second.close()
+        assert first.is_closed and engine.log == []
+        third = engine.begin([1])
+        assert set(engine.log) == {first, second}
+    third.close()
+    third.close()
+    assert engine.log[2:] == [third]
+
+
+def test_ctrl_c_in_a_waiting_thread_leaves_the_floor_to_others(engine: Any) -> None:
+    before = engine.lock._last
+    while engine.lock._last is before:  # it has not waited yet
+        interrupt_in(0.1, lambda: engine.open([1]))
+    assert not is_free(engine.lock)
+    engine.go.set()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: engine.open([1]).close()).result(PATIENCE_S)
+    assert is_free(engine.lock)
+
+
 # Where Python lets go of an object, it says that the interrupt is lost.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_between_any_two_steps_leaves_the_floor_to_others() -> None:
@@ -163,4 +137,4 @@ def test_ctrl_c_between_any_two_steps_leaves_the_floor_to_others() -> None:
     with ThreadPoolExecutor(1) as pool:
         for _ in range(300):
             interrupt_in(chance.uniform(1e-6, 3e-4), work)
-            pool.submit(lambda: engine.open([1, 2]).close()).result(20)
+            pool.submit(lambda: engine.open([1, 2]).close()).result(PATIENCE_S)

@@ -1,8 +1,8 @@
 """Reuse of KV, of earlier prompts or of the beginning of all, may change how soon a token comes, never which."""
 
-import random as randoms
 import threading
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from skydraft.errors import EngineError
 from skydraft.types import Reuse
 from tests import toys
-from tests.partial import PART, Partial
+from tests.partial import Partial
 from tests.toys import law
 
 from .contract import rows_after
 
 MINE = Reuse("mine")
 PROMPT = list(range(12))
+FIXED = [number % 17 for number in range(21)]
 
 
 def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
@@ -30,16 +31,13 @@ def engine_of(beginning: Seq[int] = (), **changes: Any) -> Any:
     return engine
 
 
-def feeding(beginning: Seq[int]) -> Any:
-    """Feeds the beginning each time, in parts that end where it ends all the same."""
-    return engine_of(beginning, can_copy=False)
-
-
 def answer(engine: Any, prompt: Seq[int], reuse: Reuse | None, num_tokens: int = 6) -> tuple[list[int], Any, int]:
     """(Greedy tokens, their rows, how many tokens of the prompt were cached) of a sequence that is closed again."""
-    sequence = engine.open(prompt, (), reuse)
-    num_cached, rows = sequence.take_prefill_cost().num_cached, np.stack(rows_after(sequence, prompt[-1], num_tokens))
-    sequence.close()
+    num_rows = engine.num_rows
+    with closing(engine.open(prompt, (), reuse)) as sequence:
+        num_cached = sequence.take_prefill_cost().num_cached
+        assert engine.num_rows - num_rows == len(prompt) - 1 - num_cached  # all others were fed
+        rows = np.stack(rows_after(sequence, prompt[-1], num_tokens))
     return rows.argmax(1).tolist(), rows, num_cached
 
 
@@ -48,9 +46,10 @@ def num_cached(engine: Any, prompt: Seq[int], reuse: Reuse | None = MINE) -> int
 
 
 def as_fed(engine: Any, prompt: Seq[int], reuse: Reuse | None, beginning: Seq[int] = (1, 2, 3)) -> Any:
-    """(Tokens, how many of the prompt were cached): tokens and rows are those of an engine that feeds all."""
+    """(Tokens, how many of the prompt were cached): tokens and rows are those of an engine that feeds all, also the
+    beginning each time, in parts that end where it ends all the same."""
     token_ids, rows, cached = answer(engine, prompt, reuse)
-    expected, fresh, _ = answer(feeding(beginning), prompt, None)
+    expected, fresh, _ = answer(engine_of(beginning, can_copy=False), prompt, None)
     assert token_ids == expected and np.array_equal(rows, fresh)
     return token_ids, cached
 
@@ -59,50 +58,26 @@ texts = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 beginnings = st.lists(st.integers(0, 20), max_size=11)
 
 
-@law(90)
+@law(150)
 @given(beginnings, st.lists(st.lists(texts, min_size=1, max_size=5), min_size=1, max_size=4), st.randoms())
 def test_reuse_changes_no_conversation(beginning: list[int], conversations: list[list[list[int]]], random: Any) -> None:
-    """Conversations with reuse are those of engines that feed all."""
-    engine = engine_of(beginning)
-    said = [beginning[: random.choice([None, None, None, len(beginning) // 2])] for _ in conversations]
+    """Conversations with reuse are those of engines that feed all, beside others that are cut and filled again."""
+    engine, held = engine_of(beginning), list[Any]()
+    shared = [*beginning[: random.choice([None, None, len(beginning) // 2])], *range(random.choice([0, 0, 9, 20]))]
+    said = [[*shared] for _ in conversations]
     left = [(number, turn) for number, turns in enumerate(conversations) for turn in turns]
     while left:  # in an order in which the conversations take each other's places
         number, turn = left.pop(random.randrange(min(2, len(left))))
         said[number] += turn
         reuse = random.choice([Reuse(f"{number % 2}")] * 3 + [None])
+        if random.random() < 0.4:
+            other = engine.open(said[number], (), reuse)
+            other.truncate(random.randrange(len(said[number])))
+            engine.fill(other, said[number])
+            held.append(other)  # a source for those below, too
         said[number] += as_fed(engine, said[number], reuse, beginning)[0]
-
-
-@law(50)
-@given(beginnings, texts, st.integers(0, 30))
-def test_what_was_cut_and_filled_again_is_kept_when_whole(beginning: list[int], text: list[int], cut: int) -> None:
-    engine, prompt = engine_of(beginning), [*beginning, *text]
-    sequence = engine.open(prompt, (), MINE)
-    sequence.truncate(cut % len(prompt))
-    engine.fill(sequence, prompt)
-    sequence.close()
-    as_fed(engine, [*prompt, 5], MINE, beginning)
-
-
-@pytest.mark.parametrize("prompt_len", [1, 4, 5, 12, 13, 40])
-def test_whole_parts_of_the_prompt_are_cached_and_the_rest_is_fed_again(prompt_len: int) -> None:
-    engine, prompt = engine_of(), [index % 20 for index in range(prompt_len)]
-    answer(engine, prompt, MINE)
-    engine.num_rows = 0
-    _, _, cached = answer(engine, prompt, MINE, num_tokens=1)
-    assert cached == (prompt_len - 1) // PART * PART
-    assert engine.num_rows == prompt_len - cached
-
-
-@pytest.mark.parametrize("beginning_len", [0, 1, 3, 4, 5, 9])
-def test_nothing_but_the_beginning_goes_from_one_owner_to_another(beginning_len: int) -> None:
-    beginning = list(range(beginning_len))
-    engine, prompt = engine_of(beginning), [*beginning, *[7] * 20]
-    assert num_cached(engine, prompt, Reuse("ann")) == 0
-    for owner in (Reuse("bob"), None, Reuse("eve", exact=False)):
-        assert num_cached(engine, prompt, owner) == beginning_len
-    assert num_cached(engine, prompt, Reuse("ann")) == (beginning_len + 19) // 4 * 4
-    assert num_cached(engine, [9, *prompt], None) == 0
+        if len(held) > random.randrange(3):
+            held.pop(0).close()
 
 
 def test_the_beginning_takes_nobody_a_place() -> None:
@@ -137,21 +112,6 @@ def test_what_failed_was_kept_too_long_or_has_no_room_is_gone() -> None:
     for sequence in [engine.open([number]) for number in range(2)]:
         sequence.close()
     assert num_cached(engine, PROMPT) == 0  # released when the second was opened
-
-
-FIXED = [number % 17 for number in range(21)]
-
-
-@law(60)
-@given(st.integers(0, 2**32))
-def test_texts_beside_each_other_are_those_of_an_engine_that_reads_all(seed: int) -> None:
-    random = randoms.Random(seed)
-    fixed, engine, held = [random.randrange(20) for _ in range(random.randrange(30))], engine_of([1, 2, 3]), list[Any]()
-    for _ in range(8):
-        if random.random() < 0.3 and len(held) < 2:
-            held.append(engine.open([*fixed, 5, 6], (), Reuse("0")))  # stays open: a source for others
-        prompt = [*fixed, *(random.randrange(20) for _ in range(random.randrange(1, 12)))]
-        as_fed(engine, prompt, Reuse(random.choice("01")))
 
 
 def test_what_conversations_share_is_read_once() -> None:

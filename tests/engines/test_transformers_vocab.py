@@ -114,8 +114,7 @@ def test_the_fingerprint_is_that_of_the_gguf(gguf_path: Path, tmp_path: Path, mo
     file = tmp_path / "tokenizer.json"
     parts = json.loads(file.read_text())
     # The GGUF pads the vocabulary to the size of the head; on the hub these are no special tokens, either.
-    vocab = {piece: i for piece, i in parts["model"]["vocab"].items() if not piece.startswith("[PAD")}
-    parts["model"]["vocab"] = vocab
+    parts["model"]["vocab"] = {p: i for p, i in parts["model"]["vocab"].items() if not p.startswith("[PAD")}
     for token in parts["added_tokens"]:
         token["special"] = token["id"] < 151657
     file.write_text(json.dumps(parts))
@@ -123,6 +122,5 @@ def test_the_fingerprint_is_that_of_the_gguf(gguf_path: Path, tmp_path: Path, mo
     with closing(LlamaCppEngine(gguf_path, EngineOptions(context_len=64, num_threads=1))) as engine:
         assert ours.size == engine.vocab.size and ours.fingerprint == engine.vocab.fingerprint
         assert ours.special_ids != engine.vocab.special_ids
-        marked = "<|im_start|>user\n你好<|im_end|>"
-        for text in [*TEXT, "def f(x):\n\treturn  x**2  # 平方\n", marked, "👩‍👩‍👧é\u0301 １２３"]:
+        for text in [*TEXT, "def f(x):\n\treturn  x**2  # 平方\n", "<|im_start|>你好", "👩‍👩‍👧é\u0301 １２３"]:
             assert ours.encode(text) == engine.vocab.encode(text)

@@ -1,11 +1,9 @@
 """Vocabularies: bytes, classes from characters (F11), fingerprints, and which pairs may work together."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.engines.toy import character_vocab
 from skydraft.engines.vocab import Vocab, check_chinese, check_same
 from skydraft.errors import OptionError, VocabularyMismatch
 from tests.toys import law
@@ -22,10 +20,8 @@ BY_CLASS: list[tuple[str, tuple[int, int, int], list[str | bytes]]] = [
     ("content", ONE, ["我", " 在", "在 ", "𠀀", "㐀"]),
     ("content", (2, 2, 2), ["我们"]),
     ("", ONE, ["我a", "我3", b"\xe5", b"\xe5\x91", b"\x98\xe5"]),
-    ("", ZERO, ["abc", "3", "é", "+", " ", "\n", "", "の", b"\x98"]),
-    ("", ZERO, [b"\xef\xbc"]),  # begins a wide comma, not an ideograph
+    ("", ZERO, ["abc", "3", "é", "+", " ", "\n", "", "の", b"\x98", b"\xef\xbc"]),  # the last begins a wide comma
     ("punct comma", ZERO, ["，", "、", "；", "："]),
-    ("punct comma", (1, 0, 1), ["，我"]),
     ("punct comma", (3, 2, 1), ["你们，我"]),
     ("punct comma ascii_punct", ZERO, [","]),
     ("punct full_stop", ZERO, ["。", "。\n\n", "！"]),
@@ -79,7 +75,6 @@ def test_a_pair_must_read_every_id_alike():
     (["我", "们"], "我们"),
     ([b"\xe5", b"\x91", b"\x98"], "员"),
     ([b"\xe5", b"\x91"], ""),  # half a character at the end is left out
-    (["a", b"\xe5"], "a"),
     ([b"\x91", "a"], "\ufffda"),  # a wrong byte in between is shown as such
     ([b"\xe5", "a"], "\ufffda"),
     ([b"\xf0\xa0", b"\x80\x80"], "𠀀"),
@@ -87,16 +82,6 @@ def test_a_pair_must_read_every_id_alike():
 ])  # fmt: skip
 def test_decoding(pieces, text):
     assert vocab_of(*pieces).decode(range(len(pieces))) == text
-
-
-@law(150)
-@given(st.text("我们ab，。é𠀀 3", max_size=12))
-def test_a_character_vocabulary_gives_back_any_text(text):
-    vocab = character_vocab("我a，")
-    token_ids = vocab.encode(text)
-    assert vocab.text_bytes(np.array(token_ids, np.int32)) == text.encode()
-    (eos,) = vocab.end_ids
-    assert vocab.decode([eos, *token_ids]) == text and vocab.pieces[eos] == b"", "a special token adds nothing"
 
 
 def test_a_chinese_vocabulary_has_chinese_tokens():

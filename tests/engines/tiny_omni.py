@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.base import Engine
 from skydraft.types import Recordings
 
-from .contract import rows_after
 from .tiny_checkpoint import END, config_of, save_tokenizer
 
 AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
@@ -51,10 +50,6 @@ def heard(token_ids: list[int], media: Recordings) -> dict[str, Any]:
         features[row, :, : each.num_frames] = torch.tensor(each.features)
         mask[row, : each.num_frames] = 1
     return {**given, "input_features": features, "feature_attention_mask": mask}
-
-
-def greedy(sequence: Sequence, last_id: int, num_tokens: int) -> list[int]:
-    return [int(row.argmax()) for row in rows_after(sequence, last_id, num_tokens)]
 
 
 def save_omni(folder: Path, *, seed: int) -> Path:

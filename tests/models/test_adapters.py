@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from skydraft.errors import NotEnoughDisk
-from skydraft.files import write_whole
 from skydraft.models.adapters import MAX_BEFORE, all_adapters, keep, revert
 
 
@@ -33,18 +32,21 @@ def test_the_last_three_before_are_kept_and_come_back_in_turn(tmp_path: Path) ->
     assert not revert("one", "org/model", tmp_path) and not all_adapters(tmp_path)
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 @pytest.mark.parametrize("at", range(3))
-def test_a_kill_at_any_move_loses_none_but_the_oldest(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one in use came twice."""
+def test_a_kill_or_a_full_disk_loses_none_but_the_oldest(
+    at: int, fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any move. The one in use came twice."""
     cache, other = tmp_path / "a", tmp_path / "b"
     home, moves, move = keep_many(4, cache), itertools.count(), os.replace
 
     def die(*paths: Any) -> None:
         if next(moves) == at:
-            raise KeyboardInterrupt
+            raise fault
         move(*paths)
 
-    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt, NotEnoughDisk):
         patch.setattr(os, "replace", die)
         keep(b"4", "one", "m", cache)
     files = [home / "adapter.gguf", *sorted(home.glob("before-?.gguf"), reverse=True)]
@@ -56,25 +58,6 @@ def test_a_kill_at_any_move_loses_none_but_the_oldest(at: int, tmp_path: Path, m
     keep(b"5", "one", "m", cache)
     kept = [path.read_bytes() for path in (files[0], *sorted(home.glob("before-?.gguf"), reverse=True))]
     assert kept == [b"5", used, *kept[2:]] and kept == sorted(kept, reverse=True) and len({*kept}) == len(kept) >= 3
-
-
-def test_a_full_disk_loses_none_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = keep_many(5, tmp_path)
-    for fails_at in (1, 2):
-        calls = itertools.count(1)
-
-        def fill(path: Path, *args: Any, calls: Any = calls, fails_at: int = fails_at) -> None:
-            if next(calls) == fails_at:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            write_whole(path, *args)
-
-        with monkeypatch.context() as patch, pytest.raises(NotEnoughDisk):
-            patch.setattr("skydraft.models.adapters.write_whole", fill)
-            keep(b"new", "one", "m", tmp_path)
-    assert keep(b"new", "one", "m", tmp_path).read_bytes() == b"new"
-    for number in (4, 3, 2):
-        assert revert("one", "m", tmp_path)
-        assert (home / "adapter.gguf").read_bytes() == b"%d" % number
 
 
 def test_what_was_taken_back_is_not_learned_again_by_a_timer(tmp_path: Path) -> None:

@@ -26,15 +26,18 @@ class Home:
     def blob(self, data: bytes) -> Path:
         return self.put(f"blobs/sha256-{hashlib.sha256(data).hexdigest()}", data)
 
-    def pull(self, name: str, data: bytes = GGUF, *, layers: Any = None, size: Any = None, kind: str = "model") -> Path:
-        """What Ollama has of HOST/NAMESPACE/MODEL/TAG."""
-        blob = self.blob(data)
-        digest, size = blob.name.replace("-", ":"), len(data) if size is None else size
-        layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest, "size": size}
+    def manifest(self, data: bytes, *, layers: Any = None, size: Any = None, kind: str = "model") -> dict[str, Any]:
+        """What Ollama says of a model whose file it has."""
+        digest = self.blob(data).name.replace("-", ":")
+        layer = {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest}
+        layer |= {"size": len(data) if size is None else size}
         template = layer | {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}"}
-        manifest = {"schemaVersion": 2, "layers": [layer, template] if layers is None else layers}
-        self.put(f"manifests/{name}", json.dumps(manifest).encode())
-        return blob
+        return {"schemaVersion": 2, "layers": [layer, template] if layers is None else layers}
+
+    def pull(self, name: str, data: bytes = GGUF, **said: Any) -> Path:
+        """What Ollama has of HOST/NAMESPACE/MODEL/TAG."""
+        self.put(f"manifests/{name}", json.dumps(self.manifest(data, **said)).encode())
+        return self.blob(data)
 
     def put(self, place: str, data: bytes = b"") -> Path:
         path = self.ollama / place
@@ -75,12 +78,10 @@ NEW = "manifests-v2/ollama.com/library"
 
 def test_models_of_a_newer_ollama_are_found(home: Home, world: FakeWorld) -> None:
     """It links names to manifests among the blobs, of which one may list those of several runners."""
-    blobs = [home.pull(f"{OURS}/{name}/latest", GGUF * number) for number, name in enumerate("abc", 2)]
-    manifests = [home.ollama / "manifests" / OURS / name / "latest" for name in "abc"]
-    inline = [json.loads(path.read_text()) | {"runner": "ggml"} for path in manifests]
-    child = home.blob(manifests[1].read_bytes())
-    for path in manifests[1:]:
-        path.unlink()
+    blobs = [home.blob(GGUF * number) for number in (2, 3, 4)]
+    inline = [home.manifest(GGUF * number) | {"runner": "ggml"} for number in (2, 3, 4)]
+    child = home.blob(json.dumps(home.manifest(GGUF * 3)).encode())
+    home.pull(f"{OURS}/a/latest", GGUF * 2)
     for_ours = {"runner": "llamacpp", "digest": child.name.replace("-", ":", 1)}
     other = {"runner": "mlx", "digest": f"sha256:{'0' * 64}", "format": "safetensors"}
     for name, children in (
@@ -116,38 +117,31 @@ def layer(**changes: Any) -> list[Any]:
     return [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'1' * 64}", "size": 1} | changes]
 
 
-BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no blob": ({"layers": layer()}, "its files cannot be read"),
-    "half a blob": ({"size": 100}, "its file is incomplete"),
-    "another digest": ({"layers": layer(digest="sha256:../../secret")}, "its manifest is damaged"),
-    "no digest": ({"layers": layer(digest=None)}, "its manifest is damaged"),
-    "other layers": ({"layers": [1, "x"]}, "its manifest is damaged"),
-    "a word": ({"layers": "model"}, "its manifest is damaged"),
-    "in the cloud": ({"layers": []}, "not one GGUF file"),
-    "other weights": ({"kind": "tensor"}, "not one GGUF file"),
-    "an adapter too": ({"layers": [*layer(), *layer(mediaType="x.adapter")]}, "not one GGUF file"),
-}  # fmt: skip
+ABSENT, OTHER = layer(), [*layer(), *layer(mediaType="x.adapter")]
+DAMAGED = [layer(digest="sha256:../../secret"), layer(digest=None), [1, "x"], "model"]
+NO_MANIFEST = [b"", b"{", b"[" * 10**5, b"\xff\xfe", b"null", b'{"layers": {"a": 1}}', b" " * 2**21]
+BROKEN: list[tuple[Any, str]] = [
+    ({"layers": ABSENT}, "its files cannot be read"), ({"size": 100}, "its file is incomplete"),
+    *(({"layers": each}, "its manifest is damaged") for each in DAMAGED),
+    *((each, "its manifest is damaged") for each in NO_MANIFEST),
+    *((each, "not one GGUF file") for each in ({"layers": []}, {"layers": OTHER}, {"kind": "tensor"})),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_what_is_broken_is_one_line_and_hides_nothing_else(how: str, home: Home, world: FakeWorld) -> None:
-    given, says = BROKEN[how]
-    home.pull(f"{OURS}/qwen/latest", **given)
+@pytest.mark.parametrize("at", range(len(BROKEN)))
+def test_what_is_broken_is_one_line_and_hides_nothing_else(at: int, home: Home, world: FakeWorld) -> None:
+    given, says = BROKEN[at]
+    if isinstance(given, bytes):
+        home.put(f"manifests/{OURS}/qwen/latest", given)
+    else:
+        home.pull(f"{OURS}/qwen/latest", **given)
     home.pull(f"{OURS}/good/latest", GGUF * 2)
-    found = home.found()
-    assert says in found["ollama:qwen:latest"].unfit and not found["ollama:good:latest"].unfit
-    with pytest.raises(BrokenModel, match=f"cannot be used: .*{says}.*ollama pull qwen:latest") as raised:
-        resolve("ollama:qwen", world.cache)
-    assert str(raised.value).isprintable()
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10**5, b"\xff\xfe", b"null", b'{"layers": {"a": 1}}', b" " * 2**21])
-def test_a_manifest_that_is_none_is_said(data: bytes, home: Home) -> None:
-    home.put(f"manifests/{OURS}/qwen/latest", data)
     home.put(f"manifests/{OURS}/qwen/._latest", b"of another system")
     (home.ollama / "manifests" / OURS / "qwen" / "folder").mkdir()
     (home.ollama / "manifests" / OURS / "qwen" / "lost").symlink_to("nothing")
-    assert {spec: each.unfit for spec, each in home.found().items()} == {
-        "ollama:qwen:latest": "its manifest is damaged",
-        "ollama:qwen:folder": "its files cannot be read (it is not a file)",
-    }
+    found = {spec: each.unfit for spec, each in home.found().items()}
+    assert says in found.pop("ollama:qwen:latest")
+    assert found == {"ollama:qwen:folder": "its files cannot be read (it is not a file)", "ollama:good:latest": ""}
+    with pytest.raises(BrokenModel, match=f"cannot be used: .*{says}.*ollama pull qwen:latest") as raised:
+        resolve("ollama:qwen", world.cache)
+    assert str(raised.value).isprintable()

@@ -13,19 +13,15 @@ from .published import FakeWorld
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with files of every sort, and the working directory."""
     folder = tmp_path / "place"
-    folder.mkdir()
-    (folder / "good.gguf").write_bytes(b"GGUF\x03")
+    for file in (
+        "good.gguf", "checkpoint/config.json", "checkpoint/model.gguf", "single/only.gguf", "single/README.md",
+        "many/a.gguf", "many/b.gguf", "many/sub/README.md", "nothing/README.md", "tiny/config.json",
+    ):  # fmt: skip
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"GGUF\x03" if file.endswith("gguf") else b"{}")
     (folder / "bad.gguf").write_bytes(b"<html>")
     (folder / "empty.gguf").touch()
     os.mkfifo(folder / "pipe.gguf")
-    for name, files in {
-        "checkpoint": ["config.json", "model.gguf"], "single": ["only.gguf", "README.md"],
-        "many": ["a.gguf", "b.gguf"], "nothing": ["README.md"], "tiny": ["config.json"],
-    }.items():  # fmt: skip
-        (folder / name).mkdir()
-        for file in files:
-            (folder / name / file).write_bytes(b"GGUF" if file.endswith("gguf") else b"{}")
-    (folder / "many" / "sub").mkdir()
     monkeypatch.chdir(folder)
     return folder
 
@@ -60,37 +56,28 @@ def test_specs_of_nothing(place: Path, world: FakeWorld, spec: str, error: type[
 
 
 def test_a_known_name_is_fetched_even_beside_a_folder_of_that_name(place: Path, world: FakeWorld) -> None:
-    resolved = resolve("tiny", world.cache)
-    assert resolved == world.cache / "models" / "tiny.gguf"
-    assert resolved is not None and resolved.read_bytes() == world.published.content
+    assert resolve("tiny", world.cache) == world.target
+    assert world.target.read_bytes() == world.published.content
 
 
 @pytest.mark.parametrize("offline", [False, True])
-def test_a_hub_checkpoint(place: Path, world: FakeWorld, offline: bool) -> None:
+def test_the_hub_is_asked_for_what_is_not_here(place: Path, world: FakeWorld, offline: bool) -> None:
+    for spec in ("org/name", "org/name/file.gguf"):
+        with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
+            resolve(spec, world.cache, offline=offline)
+    assert world.asked == [f"org/name offline={offline}", *["org/name/file.gguf"] * (not offline)]
     world.folders |= {"org/name": place / "checkpoint", "org/name-GGUF": place / "nothing"}
-    resolved = resolve("org/name", world.cache, offline=offline)
-    assert resolved == place / "checkpoint"
-    assert world.asked == [f"org/name offline={offline}"]
+    assert resolve("org/name", world.cache, offline=offline) == place / "checkpoint"
     with pytest.raises(BrokenModel, match=r"org/name/file\.gguf"):
-        resolve("org/name-GGUF", world.cache)
-
-
-@pytest.mark.parametrize("spec", ["org/name", "org/name/file.gguf"])
-@pytest.mark.parametrize("offline", [False, True])
-def test_an_unreachable_hub(world: FakeWorld, spec: str, offline: bool) -> None:
-    with pytest.raises(NetworkUnavailable, match=r"nothing is downloaded offline|no hub"):
-        resolve(spec, world.cache, offline=offline)
-    assert len(world.asked) == (0 if offline and spec.endswith(".gguf") else 1)
+        resolve("org/name-GGUF", world.cache, offline=offline)
 
 
 @pytest.mark.parametrize("file", ["org/name/good.gguf", "org/name/sub/good.gguf"])
 def test_a_hub_file(place: Path, world: FakeWorld, file: str) -> None:
     world.hub |= {file: place / "good.gguf", "org/name/bad.gguf": place / "bad.gguf"}
     assert resolve(file, world.cache) == place / "good.gguf"
-    assert world.asked == [file]
     with pytest.raises(BrokenModel):
         resolve("org/name/bad.gguf", world.cache)
-    world.asked.clear()
     world.hub_cache[file] = place / "good.gguf"
     assert resolve(file, world.cache, offline=True) == place / "good.gguf"
-    assert world.asked == []
+    assert world.asked == [file, "org/name/bad.gguf"]

@@ -20,31 +20,11 @@ def part(published: Published) -> Part:
     return published.model.parts[0]
 
 
-@pytest.fixture
-def local_index(tmp_path: Path, published: Published, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's pip configuration: no network, wheels from a folder."""
-    folder = tmp_path / "index"
-    folder.mkdir()
-    for name, data in published.wheels.items():
-        (folder / name).write_bytes(data)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
 def fail_with(error: BaseException) -> object:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail
-
-
-def test_a_wheel_that_pip_cannot_find(part: Part, local_index: Path, tmp_path: Path) -> None:
-    (local_index / part.wheel).unlink()
-    with pytest.raises(NetworkUnavailable, match=r"pip could not download tiny-part0 1\.0 \(.+\)") as raised:
-        sources.pip_wheel(part, tmp_path / "pieces")
-    assert raised.value.hint and "\n" not in str(raised.value)
-    assert not list((tmp_path / "pieces").iterdir())
 
 
 def test_an_interrupt_leaves_nothing(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +71,22 @@ def test_hub_folder_falls_back_to_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
             sources.hub_folder("org/name", offline)
 
 
-def test_pip_downloads_one_wheel_without_what_it_needs(part: Part, local_index: Path, tmp_path: Path) -> None:
-    # The fake wheels have no metadata, which pip asks for.
-    with zipfile.ZipFile(local_index / part.wheel, "a") as wheel:
-        info = "tiny_part0-1.0.dist-info"
+def test_pip_downloads_one_wheel_without_what_it_needs(
+    part: Part, published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the user's configuration of pip: no network, and a folder of wheels."""
+    index, pieces, info = tmp_path / "index", tmp_path / "pieces", "tiny_part0-1.0.dist-info"
+    index.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(NetworkUnavailable, match=r"pip could not download tiny-part0 1\.0 \(.+\)") as raised:
+        sources.pip_wheel(part, pieces)
+    assert "\n" not in str(raised.value) and not list(pieces.iterdir())
+    (index / part.wheel).write_bytes(published.wheels[part.wheel])
+    with zipfile.ZipFile(index / part.wheel, "a") as wheel:  # the fake wheels have no metadata, which pip asks for
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-part0\nVersion: 1.0\nRequires-Dist: a\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    sources.pip_wheel(part, tmp_path / "pieces")
-    (found,) = (tmp_path / "pieces").iterdir()
-    assert found.name == part.wheel and found.read_bytes() == (local_index / part.wheel).read_bytes()
+    sources.pip_wheel(part, pieces)
+    (found,) = pieces.iterdir()
+    assert found.name == part.wheel and found.read_bytes() == (index / part.wheel).read_bytes()

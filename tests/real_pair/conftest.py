@@ -1,6 +1,6 @@
 """The demo pair, opened once. Without llama-cpp-python or the files these tests are skipped, and say why.
 
-All are long but those of `_SHORT`.
+All are long but those of test_smoke.py.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,13 @@ from skydraft.models import default_pair
 # so all files have the same two.
 OPTIONS = EngineOptions(context_len=768, num_threads=1)
 DRAFT_SEATS, TARGET_SEATS = 3, 2
-_SHORT = ("test_smoke.py",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "real_pair" in item.nodeid:
             item.add_marker(pytest.mark.model)
-            if item.path.name not in _SHORT:
+            if item.path.name != "test_smoke.py":
                 item.add_marker(pytest.mark.long)
 
 

@@ -22,7 +22,6 @@ from .conftest import OPTIONS, generate
 DEV = prompts()
 SHORT = DecodingParams(max_new_tokens=16)
 IDENTITY: dict[str, tuple[str, int, DecodingParams]] = {
-    "greedy, k=5": (DEV[0], 5, SHORT),
     "greedy, k=2": (DEV[24], 2, SHORT),
     "T=0.8, k=5": (DEV[14], 5, replace(SHORT, temperature=0.8, seed=7)),
     "T=0.8, k=8": (DEV[53], 8, replace(SHORT, temperature=0.8, seed=8)),

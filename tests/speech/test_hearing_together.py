@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, Engine, Generation, decoding_params, make_plan
-from skydraft.decoding.plan import Plan
 from skydraft.edge.cloud import Cloud
 from skydraft.errors import OptionError, PromptError
 from skydraft.prompts.audio import Audio
@@ -36,12 +35,15 @@ def recording(seed: int, num_frames: int = 12) -> Audio:
     return Audio(samples(seed, num_frames))
 
 
-def run(
-    plan: str | Plan, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
+def begun(
+    plan: str, edge: Engine, target: Engine | Cloud, heard: Audio, params: DecodingParams, **more: Any
 ) -> Generation:
-    plan = PLANS[plan] if isinstance(plan, str) else plan
-    more |= {"edge": edge, "cloud": target, "plan": plan, "params": params, "audio": heard}
-    return skydraft.generate(PROMPT, raw=True, **more).run()
+    more |= {"edge": edge, "cloud": target, "plan": PLANS[plan], "params": params, "audio": heard}
+    return skydraft.generate(PROMPT, raw=True, **more)
+
+
+def run(*given: Any, **more: Any) -> Generation:
+    return begun(*given, **more).run()
 
 
 @law(50)
@@ -64,10 +66,7 @@ def test_f16_remote_is_local_and_each_side_encodes_once(cloud: Cloud, seed: int,
 
 def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
     with serving(HearingToy(SEED)) as server, closing(skydraft.connect(server.address)) as connection:
-        generation = skydraft.generate(
-            PROMPT, edge=HearingToy(SEED, 0.4), cloud=connection, plan=PLANS["lossless"], params=PARAMS[0], raw=True,
-            audio=recording(3),
-        )  # fmt: skip
+        generation = begun("lossless", HearingToy(SEED, 0.4), connection, recording(3), PARAMS[0])
         for number, _ in enumerate(generation.rounds()):
             if number == 2:
                 server.forget_sessions()
@@ -88,9 +87,7 @@ def test_who_cannot_hear_says_so() -> None:
 def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
     """More than the 256 KiB that messages of ids may have."""
     heard = recording(1, 40_000)  # frames of 4 mels: 320 kB
-    with serving(HearingToy(SEED, context_len=20_000), max_prompt=20_000) as server:
-        connection = skydraft.connect(server.address)
-        edge = HearingToy(SEED, 0.3, context_len=20_000)
+    edge, target = (HearingToy(SEED, drift, context_len=20_000) for drift in (0.3, 0.0))
+    with serving(target, max_prompt=20_000) as server, closing(skydraft.connect(server.address)) as connection:
         generation = run("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
-        connection.close()
     assert generation.stats.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000

@@ -66,8 +66,6 @@ def test_the_command_says_what_left_the_device(pair: tuple[Any, Any], capsys: An
         assert run([*remote, "--share-audio", "features", "--json"]) == 0
         shared = json.loads(capsys.readouterr().out)
         assert shared["audio"]["bytes_shared"] > 10_000 and shared["stats"]["bytes_up"] > 10_000
-        assert run([*remote, "--share-audio", "none"]) == 2
-        assert "does not hear a recording cannot check" in capsys.readouterr().err
         assert run([*remote, "--share-audio", "none", "--mode", "edge"]) == 0
         assert "features stayed on this device" in capsys.readouterr().err
 
@@ -80,7 +78,7 @@ def test_a_caption_without_the_server_is_told(pair: tuple[Any, Any], capsys: Any
     assert re.search(r"(?s)no readable file missing\.wav.*1 of 2 captions", capsys.readouterr().err)
     failed, row = map(json.loads, out.read_text().splitlines())
     assert "error" in failed and row["text"].endswith("。")
-    assert (row["mode"], row["exact"]) == ("quality", False) and 0 < row["num_fallback_tokens"] < row["num_tokens"]
+    assert row["mode"] == "quality" and not row["exact"] and 0 < row["num_fallback_tokens"] < row["num_tokens"]
     with serving(pair[1]) as server:
         assert run([*given, str(tmp_path / "b.jsonl"), "--cloud", server.address]) == 1
     assert "captions" not in capsys.readouterr().err
