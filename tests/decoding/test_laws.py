@@ -1,5 +1,6 @@
 """The laws of the one idea: decoding is a pure function of the prefix, so speculation changes nothing but the cost."""
 
+from collections.abc import Callable
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -27,20 +28,24 @@ gates = st.one_of(
 )
 
 
+Choice = Callable[[Engine, list[int], int, DecodingParams], int]
 DRAFTED = ("skipped", "edge", "edge-fallback")
 
 
-def decode(plan: Plan, params: DecodingParams, edge: object, cloud: object, **options: object) -> Generation:
-    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
+def decode(
+    plan: Plan, params: DecodingParams, edge: object, cloud: object, *, prompt: str = PROMPT, **options: object
+) -> Generation:
+    return generate(prompt, edge=edge, cloud=cloud, plan=plan, params=params, raw=True, **options).run()
 
 
-def assert_whose(done: Generation, edge: Engine, cloud: Engine, params: DecodingParams) -> None:
+def assert_whose(
+    done: Generation, edge: Engine, cloud: Engine, params: DecodingParams, *, choice: Choice = reference.next_token
+) -> None:
     """Every token is the choice, after its prefix, of the model that its origin names."""
-    token_ids = [*PROMPT_IDS, *done.token_ids]
-    for index, origin in enumerate(done.origins):
-        prefix = token_ids[: len(PROMPT_IDS) + index]
-        model = edge if origin in DRAFTED else cloud
-        assert token_ids[len(prefix)] == reference.next_token(model, prefix, len(PROMPT_IDS), params), (index, origin)
+    prompt = done.prompts.target.token_ids
+    for index, (token_id, origin) in enumerate(zip(done.token_ids, done.origins, strict=True)):
+        model, prefix = edge if origin in DRAFTED else cloud, [*prompt, *done.token_ids[:index]]
+        assert token_id == choice(model, prefix, len(prompt), params), (index, origin)
 
 
 def assert_consistent(generation: Generation, params: DecodingParams, vocab: Vocab = toys.VOCAB) -> None:
