@@ -98,11 +98,10 @@ def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [
-    {"role": "user", "content": "我"}, "我", [{"content": "我"}], [{"role": "user"}],
-    [{"role": "user", "content": 3}],
-    [{"role": "user", "content": "我", "colour": "red"}], [{"role": "narrator", "content": "我"}], ["我"],
-    *([{"role": "assistant", "tool_calls": calls}] for calls in ("f", [1], [{}], [{"function": {}}], 5,
-      [{"function": "f"}])),
+    *({"role": "user", "content": "我"}, "我", ["我"]),
+    *([each] for each in ({"content": "我"}, {"role": "user"}, {"role": "user", "content": 3})),
+    *([{"role": role, "content": "我", **more}] for role, more in (("user", {"colour": "red"}), ("narrator", {}))),
+    *([{"role": "assistant", "tool_calls": calls}] for calls in ("f", 5, [1], [{}], [{"function": "f"}])),
 ])  # fmt: skip
 def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
     with pytest.raises(PromptError):
