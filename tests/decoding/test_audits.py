@@ -152,16 +152,20 @@ def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> Non
     assert lesson.token_ids == done[0].token_ids and set(lesson.marks) == {"a", "w"}
 
 
-def test_an_answer_waits_for_no_audit_and_too_many_are_dropped() -> None:
-    go_on = threading.Event()
-    with closing(Watching(toys.toy(1, 0.7), waiting(toys.toy(1), go_on.wait))) as watching:
-        texts = [watching.begin().run().text for _ in range(20)]
-        assert len(set(texts)) == 1 and watching.auditor.counts["read"] == 0
+@pytest.mark.parametrize("ends_by", ["finish", "close"])
+def test_an_answer_waits_for_no_audit_too_many_are_dropped_and_closing_breaks_off_the_rest(ends_by: str) -> None:
+    held, go_on = threading.Event(), threading.Event()
+    target = waiting(toys.toy(1), lambda: (held.set(), go_on.wait()))
+    with closing(Watching(toys.toy(1, 0.7), target)) as watching:
+        assert len({watching.begin().run().text for _ in range(20)}) == 1
         num_dropped = watching.auditor.counts["dropped"]
         assert 3 <= num_dropped <= 4 and len(watching.kept) == num_dropped  # one is being read
-        go_on.set()
-        watching.auditor.finish()
-        assert watching.auditor.counts["read"] == 20 - num_dropped
+        held.wait()
+        threading.Timer(0.2, go_on.set).start()
+        getattr(watching.auditor, ends_by)()
+        assert watching.auditor.counts["read"] == (20 - num_dropped if ends_by == "finish" else 0)
+    assert [audit for _, audit in watching.kept].count(()) == (num_dropped if ends_by == "finish" else 20)
+    assert watching.write().text and len(watching.kept) == 21  # one that ends later
 
 
 def test_an_audit_waits_for_its_place_among_the_texts() -> None:
@@ -173,29 +177,11 @@ def test_an_audit_waits_for_its_place_among_the_texts() -> None:
             assert not watching.kept
         watching.auditor.finish()
         assert [len(audit) for _, audit in watching.kept] == [20] and is_free(target)
-        holder = begun(text(cloud=target))
-        watching.begin().run()
-        Serving.wait_until(lambda: bool(slots_of(target).line))
-    assert watching.kept[1][1] == ()
-    holder.close()
-    assert is_free(target)
-
-
-def test_closing_breaks_off_what_is_read_and_keeps_every_answer() -> None:
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        go_on.wait()
-
-    edge, target = toys.toy(1, 0.7), waiting(toys.toy(1), hold)
-    with closing(Watching(edge, target)) as watching:
-        for _ in range(5):
+        with begun(text(cloud=target)):
             watching.begin().run()
-        held.wait()
-        threading.Timer(0.1, go_on.set).start()
-    assert watching.auditor.counts["read"] == 0 and [audit for _, audit in watching.kept] == [()] * 5
-    assert watching.write().text and len(watching.kept) == 6  # one that ends later
+            Serving.wait_until(lambda: bool(slots_of(target).line))
+            watching.close()
+    assert watching.kept[1][1] == () and is_free(target)
 
 
 def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:

@@ -2,22 +2,48 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skydraft import DecodingParams, generate, make_plan
+from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
 from skydraft.decoding.drafting import Drafter
+from skydraft.decoding.verification import TargetSession
 from skydraft.engines.model import FairLock
 from skydraft.errors import BaseMismatch, EngineError, LimitExceeded
-from skydraft.types import DraftBlock, Prompt, Verdict
+from skydraft.types import Cost, DraftBlock, Prompt, Verdict
 
-from .. import toys
-from ..toys import ASKED, PROMPT, FlakyEngine, law
-from .judging import any_token, choices, expected_verdict
+from .. import reference, toys
+from ..toys import ASKED, PROMPT, PROMPT_IDS, VOCAB, FlakyEngine, law
 
+any_token = st.integers(0, VOCAB.size - 1)
 other_prompts = st.lists(any_token, min_size=1, max_size=12).map(lambda token_ids: Prompt(tuple(token_ids)))
+
+
+def choices(engine, params, generated, num_tokens, prompt=PROMPT_IDS):
+    """What a model would write after `prompt` and `generated`, whatever the stopping rules say."""
+    token_ids = [*prompt, *generated]
+    for _ in range(num_tokens):
+        token_ids.append(reference.next_token(engine, token_ids, len(prompt), params))
+    return token_ids[len(token_ids) - num_tokens :]
+
+
+def expected_verdict(target, params, generated, block, prompt=PROMPT_IDS):
+    """The verdict from its definition: walk the block until a difference or an end."""
+    stopping, base = Stopping(params, VOCAB, params.max_new_tokens), len(generated)
+    for index, drafted in enumerate(block):
+        written = [*generated, *block[:index]]
+        (choice,) = choices(target, params, written, 1, prompt)
+        finish = stopping.finish(toys.array([*written, choice]))
+        if choice != drafted:
+            return Verdict(base, index, choice, finish)
+        if finish:
+            return Verdict(base, index + 1, None, finish)
+    (bonus,) = choices(target, params, [*generated, *block], 1, prompt)
+    return Verdict(base, len(block), bonus, stopping.finish(toys.array([*generated, *block, bonus])))
 
 
 @st.composite
@@ -35,11 +61,15 @@ def rounds(draw, target, params, written, prompt):
 
 @law(120)
 @given(st.data(), toys.seeds, toys.params(), st.just(ASKED) | other_prompts, st.integers(1, 9),
-       st.sampled_from(["", "another base", "a failed forward"]))  # fmt: skip
+       st.sampled_from(["", "another base", "a failed forward", "the sequence of another text"]))  # fmt: skip
 def test_a_verdict_is_its_definition_whatever_went_wrong_before(data, seed, params, prompt, max_rows, fault):
     """For any block and prompt, split into any passes; and nothing that was refused or failed changes anything."""
     target, prompt_ids, written = toys.toy(seed, kind=FlakyEngine), prompt.token_ids, []
-    verifier = toys.verifier_of(target, params, max_rows=max_rows, prompt=prompt)
+    verifier, former = (toys.verifier_of(target, params, max_rows=max_rows, prompt=prompt) for _ in range(2))
+    if fault == "the sequence of another text":  # with its prompt
+        theirs, block = data.draw(rounds(toys.toy(seed), params, [], prompt_ids))
+        former.verify(DraftBlock(len(theirs), tuple(block)), theirs)
+        verifier.adopt(former.release())
     for _ in range(2):
         catch_up, block = data.draw(rounds(toys.toy(seed), params, written, prompt_ids))
         base = len(written) + len(catch_up)
@@ -112,3 +142,42 @@ def test_a_long_text_that_others_wrote_is_read_in_parts_between_which_others_com
     else:
         verifier.verify(DraftBlock(300, ()), context.generated)
     assert sum(held) >= 297 and max(held) <= max(engine.invariant_rows, 32) + 4 and len(held) >= 4
+
+
+def seated(target, params):
+    """A session with a sequence of its own, its prompt in the cache."""
+    session = TargetSession(target, ASKED, params)
+    session.adopt(target.begin(ASKED.token_ids))
+    while session.needs_prefill:
+        session.prefill()
+    return session
+
+
+def test_a_verification_that_was_overtaken_commits_nothing():
+    target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    session = seated(target, params)
+    late, first = (session.begin(DraftBlock(0, ()), ()) for _ in range(2))
+    for work in (late, first):
+        while (token_ids := work.next_feed(4)) is not None:
+            work.absorb(work.sequence.extend(token_ids))
+            work.sequence.align(toys.array(PROMPT_IDS))
+    verdict = session.commit(first, Cost())
+    before = session.token_ids.tolist()
+    with pytest.raises(BaseMismatch):
+        session.commit(late, Cost())
+    assert session.token_ids.tolist() == before == [*PROMPT_IDS, verdict.token_id]
+
+
+def test_a_row_that_is_no_number_ends_those_that_need_it_and_no_others():
+    """The first token is wrong, so what follows it is never needed, whatever its row holds."""
+    target, params = toys.toy(3), DecodingParams(max_new_tokens=50, min_new_tokens=50)
+    right = choices(target, params, [], 4)
+    blocks = [DraftBlock(0, (*wrong, *right[1:])) for wrong in ((right[0],), ((right[0] + 1) % 20,))]
+    broken, fine = [seated(target, params).begin(block, ()) for block in blocks]
+    rows = [work.sequence.extend(work.next_feed(9)).copy() for work in (broken, fine)]
+    for each in rows:
+        each[1:] = np.nan
+    with pytest.raises(EngineError, match="not numbers"):
+        broken.absorb(rows[0])
+    fine.absorb(rows[1])
+    assert fine.next_feed(9) is None

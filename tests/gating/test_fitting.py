@@ -18,8 +18,6 @@ from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 from tests.toys import law
 
-from .test_calibrated_gate import RISKS
-
 positions = st.lists(st.tuples(st.floats(0.001, 0.999), st.booleans()), min_size=1, max_size=60)
 limits = st.floats(0, 6)
 blocks = st.integers(1, 14)
@@ -154,15 +152,6 @@ def test_a_gate_over_what_was_learned_keeps_on_fresh_texts_what_was_asked() -> N
     found = fit([*learned, *unseen], *SIDES, "one", 100, unseen=unseen)
     for asked in (0.9, 0.95):
         assert asked - 0.01 < gated(found, asked, found.limit(asked, 6, NONE), fresh) < asked + 0.05
-
-
-@pytest.mark.parametrize("low", [0.55, 0.85])
-def test_each_kind_of_text_keeps_the_agreement_though_one_limit_would_not(low: float) -> None:
-    """One limit on the risk of a block would check no block of an easy text, and next to all of a hard one."""
-    rng = np.random.default_rng(int(low * 100))
-    texts = [written(tops, rng.random(200) > tops) for tops in (rng.uniform(low, 0.999, 200) for _ in range(60))]
-    found = fit(simulated(2, 60, 100), *SIDES, "toys", 100).model_copy(update={"risks": RISKS})
-    assert gated(found, 0.95, 0.6, texts) == pytest.approx(0.95, abs=0.012)
 
 
 def test_fewer_texts_that_were_not_trained_on_ask_more_often() -> None:
