@@ -26,7 +26,7 @@ from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.decoding.test_slots import begun, few, is_free, slots_of, text
 from tests.learning.test_collect import read
-from tests.serving import Serving, free_port, serving, waiting
+from tests.serving import PATIENCE_S, Serving, free_port, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 
 EDGE, QUALITY = make_plan("edge"), make_plan("lossless")
@@ -155,7 +155,7 @@ def test_lessons_are_complete_where_an_answer_was_audited(tmp_path: Path) -> Non
 @pytest.mark.parametrize("ends_by", ["finish", "close"])
 def test_an_answer_waits_for_no_audit_too_many_are_dropped_and_closing_breaks_off_the_rest(ends_by: str) -> None:
     held, go_on = threading.Event(), threading.Event()
-    target = waiting(toys.toy(1), lambda: (held.set(), go_on.wait()))
+    target = waiting(toys.toy(1), lambda: (held.set(), go_on.wait(PATIENCE_S)))
     with closing(Watching(toys.toy(1, 0.7), target)) as watching:
         assert len({watching.begin().run().text for _ in range(20)}) == 1
         num_dropped = watching.auditor.counts["dropped"]

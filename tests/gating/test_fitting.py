@@ -2,7 +2,7 @@
 
 import math
 from datetime import UTC, date, datetime, timedelta
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,29 +28,22 @@ NONE = HandBack()
 
 def replayed(found: list[tuple[float, bool]], limit: float, max_block: int, hand_back: HandBack) -> Replay:
     """Token by token: a block as the gate sees it, what the target makes of it, and what it writes on."""
-    left = list(found)
-    num_wrong = num_calls = num_written = 0
-    while left:
-        block: list[tuple[float, bool]] = []
-        passed = False
-        while left[len(block) :] and len(block) < max_block and not passed:
-            block.append(left[len(block)])
-            passed = sum(risk for risk, _ in block) > limit
-        flags = [flag for _, flag in block]
-        if not passed:
-            num_wrong += sum(flags)
-            left = left[len(block) :]
+    at = num_wrong = num_calls = num_written = 0
+    while at < len(found):
+        sums = list(accumulate(risk for risk, _ in found[at : at + max_block]))
+        num = next((num for num, total in enumerate(sums, 1) if total > limit), len(sums))
+        flags = [flag for _, flag in found[at : at + num]]
+        if sums[num - 1] <= limit:
+            num_wrong, at = num_wrong + sum(flags), at + num
             continue
-        num_calls += 1
-        mended = flags.index(True) + 1 if any(flags) else len(block) + 1
-        num_written += mended <= len(left)  # at the end of the text there is no bonus
-        left = left[mended:]
-        turn: list[bool] = []
-        while any(flags) and left and len(turn) < hand_back.num_tokens:
-            if 0 < hand_back.agreed <= len(turn) and not any(turn[-hand_back.agreed :]):
+        mended = flags.index(True) + 1 if any(flags) else num + 1
+        num_calls, num_written = num_calls + 1, num_written + (at + mended <= len(found))  # no bonus after the end
+        at, num_agreed = at + mended, 0
+        for _ in range(hand_back.num_tokens if any(flags) else 0):
+            if at >= len(found) or num_agreed == hand_back.agreed > 0:
                 break
-            turn.append(left.pop(0)[1])
-        num_written += len(turn)
+            num_agreed = 0 if found[at][1] else num_agreed + 1
+            at, num_written = at + 1, num_written + 1
     return Replay(len(found), num_wrong, num_calls, num_written)
 
 
