@@ -112,8 +112,7 @@ def test_what_must_stay_here_is_read_here_alone_and_a_receipt_says_what_a_server
                 done = watching.write(replace(REQUEST, local_only=stays, cache_scope="mine"))
                 assert done.request.is_audited is is_read and done.receipt.audited is (is_read and target is cloud)
                 assert watching.auditor.counts["read"] == is_read
-    asking = replace(REQUEST, plan=make_plan("cloud"), cache_scope="mine")
-    assert not skydraft.start(asking, cloud=own).run().stats.cached_tokens.cloud  # that stays for conversations
+    assert not own.prefixes._kept  # what is kept for conversations stays theirs
 
 
 def test_an_adapter_that_agrees_too_little_gets_one_line_and_others_none(monkeypatch: pytest.MonkeyPatch) -> None:
