@@ -12,7 +12,7 @@ from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 
 from .. import toys
-from ..toys import EOS, TOOL, VOCAB, ids, law
+from ..toys import TOOL, VOCAB, ids, law
 
 
 def ending(pieces, **options):
@@ -64,22 +64,31 @@ def test_sentences_along_the_tokens_are_those_of_the_text(walk):
         assert (said.ends_sentence, said.num_sentences) == (whole.ends_sentence, whole.num_sentences)
 
 
-ONE = {"sentences": 1}
+ONE, TWO = {"sentences": 1}, {"sentences": 2}
 
 
 @pytest.mark.parametrize(("pieces", "options", "expected"), [
-    ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", {"sentences": 2}, (4, "sentences")),
+    # F13: neither early, at a decimal or "e.g.", nor past the sentence
+    ("我|。|你", ONE, (2, "sentences")), ("我|。|你|！|他", TWO, (4, "sentences")),
     ("我|？”|你", ONE, (2, "sentences")), ("3|.|5|。", ONE, (4, "sentences")), ("e|.g|.", ONE, None),
     ("3|.| |a|b|.", ONE, (6, "sentences")), ("ab|.|.|.", ONE, (2, "sentences")), (" U|.|S|.", ONE, None),
     # marks in a row are one end: the second sentence has not come yet
-    ("我|？|！|你|。", {"sentences": 2}, (5, "sentences")),
+    ("我|？|！|你|。", TWO, (5, "sentences")),
     # before the minimum nothing ends, and what closes the sentence later does
     ("我|。|你|他|。", ONE | {"min_new_tokens": 4}, (5, "sentences")),
     ("我|。|”|你", ONE | {"min_new_tokens": 3}, (3, "sentences")), ("我|。|你", ONE | {"min_new_tokens": 3}, None),
+    # the order of reasons; the minimum bans an end in the chooser: an end token that came is an end
+    ("我|<eos>", {}, (2, "eos")), ("<eos>", {"min_new_tokens": 5}, (1, "eos")),
+    ("我|我|我", {"max_new_tokens": 3}, (3, "length")), ("我|<tool_call>|我", {"stop_token_ids": (TOOL,)}, (2, "eos")),
+    ("我|你", {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
+    ("我|我|。", ONE | {"max_new_tokens": 3}, (3, "sentences")), ("我|。", ONE | {"stop": ("。",)}, (2, "stop_string")),
+    ("a|b", {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
+    # across special tokens, and a character in bytes
+    ("a|<tool_call>|b", {"stop": ("ab",)}, (3, "stop_string")),
+    ("\udce5|\udc91|\udc98", {"stop": ("员",)}, (3, "stop_string")),
 ])  # fmt: skip
-def test_ending_after_sentences(pieces, options, expected):
-    """F13: neither early, at a decimal or "e.g.", nor past the sentence."""
-    assert ending(ids(*pieces.split("|")), **options) == expected
+def test_when_a_text_ends_and_why(pieces, options, expected):
+    assert ending(ids(*pieces.encode(errors="surrogateescape").split(b"|")), **options) == expected
 
 
 def follower(text, vocab=VOCAB):
@@ -98,21 +107,6 @@ def test_what_the_prompt_holds_ends_nothing(mode, prompt, text, options):
     model, params = follower(text), DecodingParams(max_new_tokens=4, **options)
     done = generate(prompt, edge=model, cloud=model, plan=make_plan(mode, k=5), params=params, raw=True).run()
     assert (done.text, done.finish_reason) == (text * 2, "length")
-
-
-@pytest.mark.parametrize(("pieces", "options", "expected"), [
-    ([*ids("我"), EOS], {}, (2, "eos")), (ids("我", "我", "我"), {"max_new_tokens": 3}, (3, "length")),
-    ([EOS], {"min_new_tokens": 5}, (1, "eos")),  # the ban is the chooser's; an end token that came is an end
-    ([*ids("我"), TOOL, *ids("我")], {"stop_token_ids": (TOOL,)}, (2, "eos")),
-    (ids("我", "你"), {"stop_token_ids": tuple(sorted(ids("你", "他"))), "stop": ("你",)}, (2, "eos")),
-    (ids("我", "我", "。"), {"max_new_tokens": 3, "sentences": 1}, (3, "sentences")),
-    (ids("a", "b"), {"max_new_tokens": 2, "stop": ("ab",)}, (2, "stop_string")),
-    (ids("我", "。"), {"sentences": 1, "stop": ("。",)}, (2, "stop_string")),
-    ([*ids("a"), TOOL, *ids("b")], {"stop": ("ab",)}, (3, "stop_string")),  # across special tokens
-    (ids(b"\xe5", b"\x91", b"\x98"), {"stop": ("员",)}, (3, "stop_string")),  # a character in bytes
-])  # fmt: skip
-def test_the_order_of_reasons(pieces, options, expected):
-    assert ending(pieces, **options) == expected
 
 
 @law(150)

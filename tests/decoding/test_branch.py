@@ -13,7 +13,6 @@ from ..toys import array, law
 
 TEXT = tuple(range(100, 160))
 FREE = [1.0] * 100
-DEAR = [float(num + 1) for num in range(100)]
 FOURS = [1.0, 1.9, 2.4, 1.45, 3.0, 3.0, 3.0, 2.84, *[4.0] * 8]
 
 
@@ -69,20 +68,14 @@ def test_worth_is_the_share_of_right_drafts_judged_or_late() -> None:
 
 
 @pytest.mark.parametrize(("own", "waiting", "max_rows", "ms", "may_delay", "counts"), [
-    pytest.param(1, [(0.7, 10)], 64, FREE, True, [10], id="free"),
-    pytest.param(1, [(0.7, 10)], 4, FREE, True, [3], id="the rows that are left"),
-    pytest.param(3, [(0.9, 9), (0.5, 9), (0.9, 0)], 6, FREE, True, [3, 0, 0], id="the better text"),
-    pytest.param(2, [(0.9, 3), (0.8, 3)], 6, FREE, True, [3, 1], id="both"),
-    pytest.param(1, [(0.99, 10)], 64, DEAR, True, [0], id="dear"),
-    pytest.param(1, [(0.7, 10)], 16, FOURS, True, [3], id="by fours"),
-    pytest.param(1, [(0.4, 10)], 16, FOURS, True, [3], id="poor, by fours"),
-    pytest.param(1, [(0.2, 10)], 16, FOURS, True, [0], id="worse than a row"),
-    pytest.param(1, [(0.98, 16)], 16, FOURS, True, [15], id="an edit"),
     pytest.param(2, [(0.98, 9), (0.7, 0)], 16, FOURS, False, [2, 0], id="beside a plain text"),
     pytest.param(4, [(0.98, 9), *[(0.7, 0)] * 3], 16, FOURS, False, [0, 0, 0, 0], id="a plain text would wait"),
+    pytest.param(1, [(0.7, 10)], 4, FREE, True, [3], id="the rows that are left"),
     pytest.param(3, [(0.9, 9)] * 3, 3, FREE, True, [0, 0, 0], id="no row is left"),
 ])  # fmt: skip
-def test_drafts_get_the_rows_that_pay(own, waiting, max_rows, ms, may_delay, counts) -> None:  # type: ignore[no-untyped-def]
+def test_drafts_get_rows_that_are_left_and_for_which_no_plain_text_waits(  # type: ignore[no-untyped-def]
+    own, waiting, max_rows, ms, may_delay, counts
+) -> None:
     assert num_fed(own, waiting, max_rows, lambda num: ms[num - 1], may_delay=may_delay) == counts
 
 

@@ -9,30 +9,18 @@ import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.toy import character_vocab, random_toy
 from skydraft.errors import PromptError
 from skydraft.prompts.messages import conversation
-from tests import toys
 from tests.partial import Partial
 from tests.serving import serving
 
-_TEMPLATE = "{% for m in messages %}{{ m.role[0] ~ m.content ~ '\n' }}{% endfor %}a"
-_CHARACTERS = "suato我你他说在高兴人大的一，。3\n"
+VOCAB = character_vocab("我你他说在高兴人大的一，。")
 
 
-_EOS = len(_CHARACTERS)
-VOCAB = Vocab(
-    [*(char.encode() for char in _CHARACTERS), b"<eos>"], lambda text: list(map(_CHARACTERS.index, text)),
-    special_ids=[_EOS], end_ids=[_EOS], chat_template=_TEMPLATE,
-)  # fmt: skip
-
-
-def engine(seed: int, drift: float = 0.0, max_sequences: int = 2) -> Any:
-    size = VOCAB.size
-    last, named = toys.tables(seed, drift)
-    tables = {name: table[:, :size] if name == "by_position" else table[:size, :size] for name, table in named.items()}
-    made = Partial(VOCAB, last[:size, :size], **tables)
-    made.max_sequences = max_sequences
+def engine(drift: float = 0.0, max_sequences: int = 2) -> Any:
+    made: Any = random_toy(VOCAB, drift=drift)
+    made.__class__, made.max_sequences = Partial, max_sequences
     return made
 
 
@@ -53,7 +41,7 @@ def turn(rng: random.Random) -> dict[str, str]:
 def clouds() -> Iterator[list[Any]]:
     """Two servers of the same target with few seats."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(serving(engine(1), max_sessions=2)) for _ in range(2)]
+        servers = [stack.enter_context(serving(engine(), max_sessions=2)) for _ in range(2)]
         yield [stack.enter_context(closing(skydraft.connect(server.address))) for server in servers]
 
 
@@ -63,7 +51,7 @@ def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: 
     """Over 120 conversations in all, several at a time, so that they take each other's places, and change servers."""
     rng = random.Random(f"{mode}{where}")
     num_cached = 0
-    edge, here = engine(1, 0.3), engine(1)
+    edge, here = engine(0.3), engine()
     for _ in range(4):
         talks: list[list[dict[str, str]]] = [[] for _ in range(4)]
         for _ in range(12):
@@ -73,7 +61,7 @@ def test_a_conversation_is_its_messages_sent_to_fresh_engines(mode: str, where: 
             cloud = here if where == "here" else rng.choice([clouds[0], *clouds])
             temperature = rng.choice([0.0, 0.9])
             got = ask(talk, edge, cloud, mode, seed, f"{number % 3}", temperature)
-            fresh = ask(talk, engine(1, 0.3), engine(1), mode, seed, "", temperature)
+            fresh = ask(talk, engine(0.3), engine(), mode, seed, "", temperature)
             assert got.token_ids == fresh.token_ids and got.origins == fresh.origins
             num_cached += got.stats.cached_tokens.edge + got.stats.cached_tokens.cloud
             talk.append({"role": "assistant", "content": got.text})
@@ -84,11 +72,11 @@ def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("ann a-token-of-24-characters\nbob another-token-of-24-chars\n")
     talk = [turn(random.Random(5)) for _ in range(5)]
-    with serving(engine(1, max_sequences=4), max_sessions=4, token_file=tokens) as server:
+    with serving(engine(max_sequences=4), max_sessions=4, token_file=tokens) as server:
 
         def cached(token: str, scope: str) -> int:
             with closing(skydraft.connect(server.address, token=token)) as cloud:
-                return ask(talk, engine(1, 0.3), cloud, "lossless", 0, scope, 0.0).stats.cached_tokens.cloud
+                return ask(talk, engine(0.3), cloud, "lossless", 0, scope, 0.0).stats.cached_tokens.cloud
 
         ann, bob = "a-token-of-24-characters", "another-token-of-24-chars"
         assert cached(ann, "chat") == 0 and cached(ann, "chat") > 0
@@ -98,11 +86,10 @@ def test_one_owners_prompt_is_never_taken_up_by_another(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [
-    {"role": "user", "content": "我"}, "我", [{"content": "我"}], [{"role": "user"}],
-    [{"role": "user", "content": 3}],
-    [{"role": "user", "content": "我", "colour": "red"}], [{"role": "narrator", "content": "我"}], ["我"],
-    *([{"role": "assistant", "tool_calls": calls}] for calls in ("f", [1], [{}], [{"function": {}}], 5,
-      [{"function": "f"}])),
+    *({"role": "user", "content": "我"}, "我", ["我"]),
+    *([each] for each in ({"content": "我"}, {"role": "user"}, {"role": "user", "content": 3})),
+    *([{"role": role, "content": "我", **more}] for role, more in (("user", {"colour": "red"}), ("narrator", {}))),
+    *([{"role": "assistant", "tool_calls": calls}] for calls in ("f", 5, [1], [{}], [{"function": "f"}])),
 ])  # fmt: skip
 def test_what_is_no_conversation_is_refused(wrong: Any) -> None:
     with pytest.raises(PromptError):

@@ -1,6 +1,7 @@
 """Drafts without a model: they are what followed before, they change no token, and nothing is committed unchecked."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from skydraft.engines.toy import VocabularyOnly, character_vocab
 from skydraft.errors import CloudLost, OptionError
 
 from ..choosing.test_stopping import follower
-from ..serving import serving, waiting
+from ..serving import Serving, serving, waiting
 from ..toys import law
 
 VOCAB = character_vocab("今天气很好我们去公园走，。员在的一是")
@@ -60,18 +61,27 @@ def test_an_answer_may_begin_as_predicted_and_costs_decide_how_far() -> None:
     assert any(copies.draft(text) for text in rounds)  # but may be again
 
 
+EDGE, TARGET, NO_MODEL = follower("我们去", VOCAB), follower(LONG, VOCAB), VocabularyOnly(VOCAB)
+
+
 def writing(edge: Engine, cloud: Any, prediction: str = LONG * 3, **options: Any) -> Generation:
     plan, params = options.pop("plan", make_plan("lossless")), DecodingParams(max_new_tokens=80, **options)
     return skydraft.generate("今天", edge=edge, cloud=cloud, plan=plan, params=params, prediction=prediction)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}, {"no_repeat_ngram_size": 3}])
+@pytest.fixture
+def server() -> Iterator[Serving]:
+    with serving(waiting(follower(LONG, VOCAB), lambda: time.sleep(0.01))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}, {"no_repeat_ngram_size": 3}], ids=str)
+@pytest.mark.parametrize("edge", [EDGE, NO_MODEL], ids=["a model", "none"])
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_copies_change_no_token(options: dict[str, Any], is_remote: bool) -> None:
-    edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
-    plain = writing(edge, target, plan=make_plan("cloud"), **options).run()
-    with serving(waiting(follower(LONG, VOCAB), lambda: time.sleep(0.01))) as server:
-        done = writing(edge, skydraft.connect(server.address) if is_remote else target, **options).run()
+def test_copies_change_no_token(server: Serving, options: dict[str, Any], edge: Engine, is_remote: bool) -> None:
+    """With a draft model, and on a device without one."""
+    plain = writing(EDGE, TARGET, plan=make_plan("cloud"), **options).run()
+    done = writing(edge, skydraft.connect(server.address) if is_remote else TARGET, **options).run()
     assert done.token_ids == plain.token_ids and done.stats.num_copied_tokens > 0 and done.stats.exact
     if not options:
         assert done.stats.num_right_copies > 40 and len(done.records) < 30
@@ -85,42 +95,31 @@ def test_a_prediction_is_text_and_read_no_further_than_a_context_goes(monkeypatc
         return [token_id for part in text.split("<eos>") for token_id in (eos, *encode(part))][1:]
 
     monkeypatch.setattr(VOCAB, "_encode", encode_special)
-    edge, said = follower("我们去", VOCAB), f"{LONG}<eos>{'我' * 40_000}"
-    rounds = [done for done, _ in writing(edge, follower(LONG, VOCAB), said).rounds() if done.record.num_copied]
+    said = f"{LONG}<eos>{'我' * 40_000}"
+    rounds = [done for done, _ in writing(EDGE, TARGET, said).rounds() if done.record.num_copied]
     assert rounds and not any(eos in done.block.token_ids for done in rounds)
-    assert max(read) < 9 * edge.context_len < len(said)
+    assert max(read) < 9 * EDGE.context_len < len(said)
 
 
-def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked() -> None:
-    edge, target = follower("我们去", VOCAB), follower(LONG, VOCAB)
-    gated = writing(edge, target, plan=make_plan("quality")).run()
-    assert gated.stats.num_copied_tokens == 0
-    with serving(waiting(follower(LONG, VOCAB), lambda: time.sleep(0.01))) as server:
-        generation = writing(edge, skydraft.connect(server.address, timeout_s=0.3))
-        for done, _ in generation.rounds():
-            if done.record.num_copied:
-                server.stop()
-                break
-        generation.run()
-    alone = [record for record in generation.records if record.outcome == "fallback"]
+def test_a_gate_is_never_asked_of_a_copy_and_a_lost_server_leaves_none_unchecked(server: Serving) -> None:
+    assert writing(EDGE, TARGET, plan=make_plan("quality")).run().stats.num_copied_tokens == 0
+    generation = writing(EDGE, skydraft.connect(server.address, timeout_s=0.3))
+    next(done for done, _ in generation.rounds() if done.record.num_copied)
+    server.stop()
+    alone = [record for record in generation.run().records if record.outcome == "fallback"]
     assert alone and not any(record.num_copied for record in alone)
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_a_device_without_a_model_drafts_copies_and_waits_for_a_lost_server(is_remote: bool) -> None:
-    target, edge = follower(LONG, VOCAB), VocabularyOnly(VOCAB)
-    plain = writing(edge, target, plan=make_plan("cloud")).run()
-    with serving(waiting(follower(LONG, VOCAB), lambda: time.sleep(0.01))) as server:
-        cloud = skydraft.connect(server.address, timeout_s=3)
-        done = writing(edge, cloud if is_remote else target).run()
-        assert done.token_ids == plain.token_ids and done.stats.num_right_copies > 20
+def test_a_device_without_a_model_writes_in_lossless_alone_and_waits_for_a_lost_server(server: Serving) -> None:
+    cloud = skydraft.connect(server.address, timeout_s=3)
+    for side in (TARGET, cloud):
         for plan in (make_plan("quality"), make_plan("edge"), make_plan("lossless", k=3)):
             with pytest.raises(OptionError, match="no mode but lossless"):
-                writing(edge, cloud if is_remote else target, plan=plan)
-        with pytest.raises(OptionError, match="gives no vocabulary"):  # a toy is no GGUF file
-            skydraft.without_model(cloud)
-        rounds = writing(edge, cloud).rounds()
-        next(rounds)
-        server.stop()
-        with pytest.raises(CloudLost):
-            list(rounds)
+                writing(NO_MODEL, side, plan=plan)
+    with pytest.raises(OptionError, match="gives no vocabulary"):  # a toy is no GGUF file
+        skydraft.without_model(cloud)
+    rounds = writing(NO_MODEL, cloud).rounds()
+    next(rounds)
+    server.stop()
+    with pytest.raises(CloudLost):
+        list(rounds)

@@ -1,10 +1,12 @@
 """An error or a cancel at any step ends a generation: its places are free, and who asks for more hears it again."""
 
 import gc
+import itertools
 import random
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from skydraft import Generation, make_plan
 from skydraft.errors import EngineError
 
 from ..engines.test_lock import interrupt_in
+from ..serving import waiting
 from .test_slots import few
 
 MODES = ("edge", "cloud", "lossless", "quality")
@@ -34,19 +37,15 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-class Lost:
-    """Lets two models share a count of forwards; the one with the number `fail_at` fails."""
+def failing(fail_at: int = 0) -> tuple[Any, Any]:
+    """Two models that share a count of forwards; the one with the number `fail_at` fails."""
+    numbers = itertools.count(1)
 
-    def __init__(self, fail_at: int) -> None:
-        self.left, self.engines = fail_at, (few(spec="toy:drift=0.2"), few())
-        for engine in self.engines:
-            sound = engine.forward
-            engine.forward = lambda feeds, sound=sound, **options: self.count() or sound(feeds, **options)  # type: ignore[method-assign]
-
-    def count(self) -> None:
-        self.left -= 1
-        if not self.left:
+    def count() -> None:
+        if next(numbers) == fail_at:
             raise EngineError("The device was lost.")
+
+    return waiting(few(spec="toy:drift=0.2"), count), waiting(few(), count)
 
 
 def begun_by(mode: str, engines: tuple[Any, Any]) -> Generation:
@@ -56,35 +55,33 @@ def begun_by(mode: str, engines: tuple[Any, Any]) -> Generation:
     return skydraft.generate("你好世界", plan=make_plan(mode), params=params, **sides)
 
 
-@pytest.mark.parametrize("way", WAYS)
+AGAIN = *map(attrgetter, ("text", "reasoning", "token_ids")), list, Generation.run
+
+
+@pytest.mark.parametrize("read", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("mode", MODES)
-def test_an_error_at_any_step_ends_it_and_is_raised_again(mode: str, way: str, no_collector: None) -> None:
-    calm = begun_by(mode, Lost(0).engines).run().token_ids
-    kept, is_over, fail_at = [], False, 0
-    while not is_over:
-        lost = Lost(fail_at := fail_at + 1)
-        generation = begun_by(mode, lost.engines)
+def test_an_error_at_any_step_ends_it_and_is_raised_again(mode: str, read: Any, no_collector: None) -> None:
+    calm, kept = begun_by(mode, failing()).run().token_ids, []
+    for fail_at in itertools.count(1):
+        engines = failing(fail_at)
+        generation = begun_by(mode, engines)
         try:
-            WAYS[way](generation)
-            is_over = True
+            read(generation)
+            break
         except EngineError as error:
             kept.append(error)  # with its traceback, which refers to all that was under way
-            for again in ("text", "reasoning", "token_ids"):
-                with pytest.raises(EngineError, match="lost"):
-                    getattr(generation, again)
-            for read in (list, Generation.run):
-                with pytest.raises(EngineError, match="lost"):
-                    read(generation)
-            assert calm[: len(generation.origins)] == tuple(
-                token_id for done in generation.rounds_so_far for token_id in done.token_ids
-            )
-            assert begun_by(mode, lost.engines).run().token_ids == calm  # there is a place, at once
+        for once_more in AGAIN:
+            with pytest.raises(EngineError, match="lost"):
+                once_more(generation)
+        told = [token_id for done in generation.rounds_so_far for token_id in done.token_ids]
+        assert calm[: len(generation.origins)] == tuple(told)
+        assert begun_by(mode, engines).run().token_ids == calm  # there is a place, at once
     assert len(kept) >= 3, "it failed at no step"
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_who_lets_go_of_it_in_the_middle_leaves_no_place_taken(mode: str, no_collector: None) -> None:
-    engines = Lost(0).engines
+    engines = failing()
     calm = begun_by(mode, engines).run().token_ids
     for num in range(1, 5):
         for _, token in zip(range(num), begun_by(mode, engines), strict=False):
@@ -100,7 +97,7 @@ def test_who_lets_go_of_it_in_the_middle_leaves_no_place_taken(mode: str, no_col
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_ctrl_c_between_any_two_steps_leaves_the_places_to_others(mode: str) -> None:
-    chance, engines = random.Random(0), Lost(0).engines
+    chance, engines = random.Random(0), failing()
     calm = begun_by(mode, engines).run().token_ids
     with ThreadPoolExecutor(1) as pool:
         for _ in range(80):

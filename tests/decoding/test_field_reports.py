@@ -17,7 +17,6 @@ from skydraft.cli.terminal import show_summary
 from skydraft.config import DecodingParams
 from skydraft.decoding.plan import make_plan
 from skydraft.engines.toy import ToyEngine, character_vocab, random_toy
-from skydraft.gating import gates
 
 from ..choosing.test_stopping import follower
 from ..serving import free_port
@@ -35,11 +34,9 @@ def reasons(cycle: str, k: int) -> list[str]:
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的", "员在的一"])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 7])
-def test_f6_a_loop_forces_one_escalation_at_any_boundary(cycle: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of blocks; a gate on uncertainty alone never asks, as the loop is confident."""
+def test_f6_a_loop_forces_one_escalation_at_any_boundary(cycle: str, k: int) -> None:
+    """Of blocks; for a gate on uncertainty alone there is no reason, as the loop is confident."""
     assert reasons(cycle, k) == ["repetition"]
-    monkeypatch.setattr(gates, "unverified_cycles", lambda *_: [])
-    assert reasons(cycle, k) == []
 
 
 @pytest.mark.parametrize("cycle", ["员", "员在", "员在的一"])
@@ -71,7 +68,7 @@ def test_f6_a_loop_that_nobody_checks_is_left_by_a_seeded_draw(cycle: str, is_lo
 
 
 @pytest.mark.parametrize("k", [2, 5, 7])
-def test_f6_a_long_loop_is_left(k: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_f6_a_long_loop_is_left(k: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The draft model says a sentence of 30 tokens over and over, and is sure; the target would end it at its second
     copy, and is asked nothing before. Alone it goes on, and the terminal says so."""
     words = "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出"
@@ -82,17 +79,14 @@ def test_f6_a_long_loop_is_left(k: int, monkeypatch: pytest.MonkeyPatch, capsys:
     ending = table.copy()
     ending[sentence[-1], next(iter(vocab.end_ids))] = 80
 
-    def num_tokens() -> int:
-        sides = {"edge": ToyEngine(vocab, table), "cloud": ToyEngine(vocab, ending)}
-        plan, params = make_plan(gate="entropy:2", k=k), DecodingParams(max_new_tokens=150)
-        return len(skydraft.generate(words, **sides, plan=plan, params=params, raw=True).run().token_ids)
-
-    assert num_tokens() == 2 * len(words) + 1
-    alone = skydraft.generate(words, edge=ToyEngine(vocab, table), plan=make_plan("edge"), raw=True)
-    show_summary(alone.run(), "never")
+    edge, cloud, params = ToyEngine(vocab, table), ToyEngine(vocab, ending), DecodingParams(max_new_tokens=150)
+    plan = make_plan(gate="entropy:2", k=k)
+    checked = skydraft.generate(words, edge=edge, cloud=cloud, plan=plan, params=params, raw=True)
+    assert len(checked.token_ids) == 2 * len(words) + 1
+    alone = skydraft.generate(words, edge=edge, plan=make_plan("edge"), params=params, raw=True).run()
+    show_summary(alone, "never")
+    assert len(alone.token_ids) == 150
     assert "ended by length, in words that it had said before" in capsys.readouterr().err
-    monkeypatch.setattr(gates, "is_copying", lambda *_: False)
-    assert num_tokens() == 150
 
 
 @pytest.mark.parametrize("ends_early", [False, True])

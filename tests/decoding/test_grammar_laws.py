@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from skydraft import DecodingParams, Generation, generate, make_plan
 from skydraft.choosing.chooser import Chooser
-from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.plan import Plan
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import random_toy
@@ -17,6 +16,8 @@ from skydraft.gating.gates import CERTAIN
 from tests import reference
 from tests.grammars import BYTES, JSONS
 from tests.toys import array, law
+
+from . import test_laws as laws
 
 pytest.importorskip("llguidance")
 PROMPT = "12"
@@ -28,18 +29,12 @@ def pair(seed: int, drift: float) -> tuple[Engine, Engine]:
 
 
 def decode(plan: Plan, params: DecodingParams, edge: Engine | None, cloud: Engine | None) -> Generation:
-    return generate(PROMPT, edge=edge, cloud=cloud, plan=plan, params=params, raw=True).run()
+    return laws.decode(plan, params, edge, cloud, prompt=PROMPT)
 
 
-def plain(engine: Engine, params: DecodingParams) -> tuple[int, ...]:
-    """This model alone: a fresh sequence, matcher and chooser for each token."""
-    token_ids = list(PROMPT_IDS)
-    stopping = Stopping(params, BYTES, params.max_new_tokens)
-    while True:
-        chooser = Chooser(params, BYTES, len(PROMPT_IDS))
-        token_ids.append(chooser.choose(reference.row_after(engine, token_ids), array(token_ids)))
-        if stopping.finish(array(token_ids[len(PROMPT_IDS) :])):
-            return tuple(token_ids[len(PROMPT_IDS) :])
+def choice(engine: Engine, prefix: list[int], prompt_len: int, params: DecodingParams) -> int:
+    """By a fresh sequence, matcher and chooser."""
+    return Chooser(params, BYTES, prompt_len).choose(reference.row_after(engine, prefix), array(prefix))
 
 
 @law(20)
@@ -49,16 +44,12 @@ def test_each_mode_is_its_model(seed: int, drift: float, grammar: str, temperatu
     """Lossless is the target alone, and the edge alone is the draft model."""
     edge, cloud = pair(seed, drift)
     params = DecodingParams(grammar=grammar, temperature=temperature, seed=seed, max_new_tokens=30)
-    expected = plain(cloud, params)
-    assert decode(make_plan("cloud"), params, None, cloud).token_ids == expected
-    assert decode(make_plan("lossless", k=k), params, edge, cloud).token_ids == expected
-    assert decode(make_plan("edge"), params, edge, None).token_ids == plain(edge, params)
-    gated = decode(make_plan(gate=gate, k=k), params, edge, cloud)
-    token_ids = [*PROMPT_IDS, *gated.token_ids]
-    for index, origin in enumerate(gated.origins):
-        prefix = token_ids[: len(PROMPT_IDS) + index]
-        row = reference.row_after(edge if origin in ("skipped", "edge") else cloud, prefix)
-        assert Chooser(params, BYTES, len(PROMPT_IDS)).choose(row, array(prefix)) == token_ids[len(prefix)]
+    alone, lossless = decode(make_plan("cloud"), params, None, cloud), decode(make_plan(k=k), params, edge, cloud)
+    assert (alone.token_ids, alone.finish_reason) == (lossless.token_ids, lossless.finish_reason)
+    here, gated = decode(make_plan("edge"), params, edge, None), decode(make_plan(gate=gate, k=k), params, edge, cloud)
+    for done in (alone, here, gated):
+        laws.assert_whose(done, edge, cloud, params, choice=choice)
+        assert done.finish_reason == "eos" or len(done.token_ids) == 30
 
 
 def test_forced_tokens_cost_no_forward_and_are_sure() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from skydraft import DecodingParams, make_plan
 from skydraft.choosing.chooser import Chooser
 from skydraft.decoding.turns import run_of
-from skydraft.errors import OptionError
 from skydraft.gating.hand_back import parse_hand_back
 from skydraft.types import WRITE_ALL
 
@@ -111,17 +110,3 @@ def test_the_target_goes_on_where_the_context_of_the_draft_model_ends(pair, para
     done = decode(make_plan(gate="entropy:1", k=4, hand_back=hand_back), params, edge, cloud)
     assert_whose(done, toys.toy(1), cloud, params)  # whose context has room after the last token
     assert_consistent(done, params)
-
-
-@pytest.mark.parametrize("text", ["0", "1", "12", "agree:1", "agree:64", "text"])
-def test_a_hand_back_is_written_as_it_is_read(text):
-    assert str(parse_hand_back(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", *["-1", "2147483648", "agree", "agree:0", "agree:65", "text:3", "all", "²", "４", "agree:٤", "none"]]
-)
-def test_other_hand_backs_are_refused_in_one_line(text):
-    with pytest.raises(OptionError) as caught:
-        parse_hand_back(text)
-    assert "\n" not in caught.value.line

@@ -1,6 +1,5 @@
 """A generation waits its turn where a model has no free sequence: in order, and never for ever."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,35 +61,26 @@ def test_as_many_as_come_get_the_text_of_one_whichever_models_they_need_in_which
 
 
 def test_they_come_on_in_the_order_of_their_arrival() -> None:
-    toy, came, threads = few(), list[int](), list[threading.Thread]()
+    toy, came = few(), list[int]()
     holder = begun(text(edge=toy))
-    for number in range(5):
-        threads.append(threading.Thread(target=lambda n=number: (text(edge=toy).run(), came.append(n))))
-        threads[-1].start()
-        Serving.wait_until(lambda: len(slots_of(toy).line) == len(threads))
-    holder.close()
-    for thread in threads:
-        thread.join(PATIENT_S)
+    with ThreadPoolExecutor(5) as pool:
+        for number in range(5):
+            pool.submit(lambda n=number: (text(edge=toy).run(), came.append(n)))
+            Serving.wait_until(lambda: len(slots_of(toy).line) == number + 1)  # noqa: B023
+        holder.close()
     assert came == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("end", ["cancel", "close", "engine"])
 def test_a_wait_ends_by_cancelling_by_closing_and_with_the_engine(end: str) -> None:
     toy = few()
-    holder, waiting, found = begun(text(edge=toy)), text(edge=toy), list[Any]()
-
-    def run() -> None:
-        try:
-            found.append(waiting.run().token_ids)
-        except EngineError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    Serving.wait_until(lambda: bool(slots_of(toy).line))
-    {"cancel": waiting.cancel, "close": waiting.close, "engine": toy.close}[end]()
-    thread.join(PATIENT_S)
-    assert found == (["The model is closed."] if end == "engine" else [()])
+    holder, waiting = begun(text(edge=toy)), text(edge=toy)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: waiting.run().token_ids)
+        Serving.wait_until(lambda: bool(slots_of(toy).line))
+        {"cancel": waiting.cancel, "close": waiting.close, "engine": toy.close}[end]()
+        error = found.exception(PATIENT_S)
+    assert str(error) == "The model is closed." if end == "engine" else found.result() == ()
     holder.close()
     assert is_free(toy)
 

@@ -1,7 +1,8 @@
 """Text as it comes: whole characters, nothing of a stop string; and iterating once, again, in part, two at a time."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -47,44 +48,31 @@ def test_the_pieces_are_the_decoded_text_cut_at_the_first_stop_string(pieces, st
     assert not held or any(one.startswith(held) for one in stop) or any(one in VOCAB.decode(pieces) for one in stop)
 
 
-@pytest.fixture
-def generation() -> Iterator[Generation]:
-    edge, cloud = open_toy("toy:drift=0.4"), open_toy("toy")
+BEGUN: dict[str, Callable[[Generation], object]] = {
+    "text": lambda started: started.text, "ids": lambda started: started.token_ids,
+    **{f"{num} tokens": lambda started, num=num: list(itertools.islice(started, num)) for num in (0, 1, 5, 20)},
+    "a round": lambda started: next(started.rounds()), "rounds": lambda started: list(started.rounds()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("begin", BEGUN.values(), ids=BEGUN)
+@pytest.mark.parametrize("goes_on_by", ["tokens", "rounds"])
+def test_however_it_was_begun_all_comes_in_order_and_each_round_once(begin: Any, goes_on_by: str) -> None:
     params = DecodingParams(max_new_tokens=20, min_new_tokens=20)
-    with edge, cloud, skydraft.generate("语速", edge=edge, cloud=cloud, params=params, plan=make_plan(k=3)) as started:
-        yield started
-
-
-def whole(generation: Generation) -> tuple[int, ...]:
-    """Check that all came, in order and once, and that the figures say so; returns the ids."""
-    tokens = list(generation)
+    with open_toy("toy:drift=0.4") as edge, open_toy("toy") as cloud:
+        generation = skydraft.generate("语速", edge=edge, cloud=cloud, params=params, plan=make_plan(k=3))
+        begin(generation)
+        num_begun = len(generation.records)
+        if goes_on_by == "rounds":
+            given = [done.record.round for done, _ in generation.rounds()]
+            assert given == list(range(num_begun, len(generation.records))) and not list(generation.rounds())
+        tokens = list(generation)
     assert tuple(token.token_id for token in tokens) == generation.token_ids and len(tokens) == 20
     assert "".join(token.text for token in tokens) == generation.text != ""
     assert [record.round for record in generation.records] == list(range(len(generation.records)))
     ended = [record.ended_ms for record in generation.records]
     assert ended == sorted(ended)
     assert generation.finish_reason == "length" and generation.stats.num_tokens == 20
-    return generation.token_ids
-
-
-@pytest.mark.parametrize("name", ["text", "token_ids"])
-def test_who_asks_for_the_text_first_gets_all_of_it(generation: Generation, name: str) -> None:
-    assert len(getattr(generation, name)) >= 20 and generation.finish_reason == "length"
-    whole(generation)
-
-
-@pytest.mark.parametrize("num_read", [1, 5, 20])
-def test_after_a_break_the_next_begins_anew_and_goes_on(generation: Generation, num_read: int) -> None:
-    begun = [token.token_id for token in itertools.islice(generation, num_read)]
-    assert whole(generation)[:num_read] == tuple(begun)
-
-
-def test_rounds_are_given_once(generation: Generation) -> None:
-    first = next(generation.rounds())
-    rest = list(generation.rounds())
-    assert [done.record.round for done, _ in [first, *rest]] == list(range(len(generation.records)))
-    assert list(generation.rounds()) == []
-    whole(generation)
 
 
 @pytest.mark.parametrize("mode", ["edge", "cloud", "lossless"])
@@ -93,8 +81,7 @@ def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more
     next(iter(generation))
     assert 0 < len(generation.token_ids) < 100 and generation.finish_reason is None  # it is not run to its end
     generation.close()
-    seen = []
+    seen = list[int]()
     with pytest.raises(EngineError, match="closed"):
-        for token in generation:
-            seen.append(token.token_id)
+        seen.extend(token.token_id for token in generation)
     assert tuple(seen) == generation.token_ids != ()

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 import skydraft
 from skydraft import DecodingParams, make_plan
-from skydraft.decoding.context import Context
-from skydraft.decoding.drafting import Drafter
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
 from skydraft.gating.allowance import Allowance
@@ -47,26 +45,21 @@ def risk(signals: Signals) -> float:
 agreements = st.floats(0.05, 0.99)
 
 
-@law(50)
-@given(toys.pairs(), agreements, st.integers(1, 12))
-def test_a_block_ends_right_after_the_sum_passes(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
-    drafter = Drafter(pair[0], toys.ASKED, DecodingParams(), 64, ends_blocks=gate(agreement).is_unsure)
-    drafted = drafter.draft(Context(toys.ASKED).token_ids, k)
-    sums = list(accumulate(map(risk, drafted.signals)))
-    passed = [total > 2 * (1 - agreement) for total in sums]
-    assert not any(passed[:-1])
-    assert passed[-1] == (drafted.ended_by == "gate") or drafted.ended_by == "stop"
-    assert len(drafted.token_ids) == k or drafted.ended_by != "k"
-
-
-@law(30)
-@given(toys.pairs(), agreements, st.integers(1, 8))
-def test_every_decision_follows_from_its_block(pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int) -> None:
+@law(60)
+@given(toys.pairs(), agreements, st.integers(1, 12), st.booleans())
+def test_every_decision_follows_from_its_block(
+    pair: tuple[ToyEngine, ToyEngine], agreement: float, k: int, ends_early: bool
+) -> None:
+    """A block is unsure once the sum of its risks passes the limit, and may end right there."""
     plan, params = make_plan(gate=f"calibrated:{agreement}", k=k), DecodingParams(max_new_tokens=40, min_new_tokens=40)
+    plan = replace(plan, ends_early=ends_early)
     sides = {"edge": pair[0], "cloud": pair[1], "calibration": calibration(*pair)}
     limit = 2 * (1 - agreement)
     for done, _ in skydraft.generate(PROMPT, **sides, plan=plan, params=params, raw=True).rounds():
-        of_block = sum(map(risk, done.block.signals))
+        *sums, of_block = accumulate(map(risk, done.block.signals), initial=0.0)
+        assert not (ends_early and any(each > limit for each in sums))
+        assert (done.block.ended_by == "gate") <= (ends_early and of_block > limit)
+        assert len(sums) == k or done.block.ended_by != "k"
         expected = "uncertain" if of_block > limit else ""
         assert done.record.reason == expected or (done.record.reason in ("density", "repetition") and not expected)
         unchecked = of_block if done.record.outcome == "skipped" else 0

@@ -1,7 +1,7 @@
 """Calibrations: a limit follows the curve, and another pair's file is refused in one line."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -48,35 +48,28 @@ def test_an_agreement_that_the_curve_does_not_know_is_refused(agreement: float) 
         made().limit(agreement, 5, NONE)
 
 
+FALLING = [(1.0, 1.0, 0.5), (0.5, 0.9, 0.3)], [(0.0, 0.9, 0.5), (0.5, 0.95, 0.3)]
 BROKEN: dict[str, tuple[Any, str]] = {
     "not there": (None, "c.json cannot be read: No such file"),
-    "no JSON": ("{", "its JSON is not valid"),
-    "a list": ([], "cannot be read: it: "),
-    "another schema": (written(schema=2), "schema"),
-    "too few risks": (written(risks=[0.5, 0.2]), "risks"),
-    "unknown field": (written(colour="red"), "colour"),
-    "curve of one point": (written(points=CURVE[:1]), "curve"),
-    "limits that fall": (written(points=[(1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "low limit and a high agreement"),
-    "agreements that rise": (written(points=[(0.0, 0.9, 0.5), (0.5, 0.95, 0.3)]), "low limit and a high agreement"),
-    "negative limit": (written(points=[(-1.0, 1.0, 0.5), (0.5, 0.9, 0.3)]), "limit"),
-    "an agreement that is no number": (written(points=[(0.0, float("nan"), 0.5), (0.5, 0.9, 0.3)]), "agreement"),
+    "another schema": (written(schema=2), "schema"), "an unknown field": (written(colour="red"), "colour"),
+    "too few risks": (written(risks=[0.5, 0.2]), "risks"), "a curve of one point": (written(points=CURVE[:1]), "curve"),
+    "limits that fall": (written(points=FALLING[0]), "low limit and a high agreement"),
+    "agreements that rise": (written(points=FALLING[1]), "low limit and a high agreement"),
+    "no number": (written(points=[(0.0, float("nan"), 0.5), (0.5, 0.9, 0.3)]), "agreement"),
     "a target without a name": (written(target={"name": "", "fingerprint": "e" * 32}), "target.name"),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_file_is_one_clear_line(case: str, tmp_path: Path) -> None:
-    content, says = BROKEN[case]
-    text = content if isinstance(content, str) else json.dumps(content)
-    data = None if content is None else text.encode(errors="surrogateescape")
+@pytest.mark.parametrize(("content", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_one_clear_line(content: Any, says: str, tmp_path: Path) -> None:
+    data = None if content is None else json.dumps(content).encode()
     assert_refused(read_calibration, tmp_path / "c.json", data, says, RecordsError)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(made().model_dump_json(by_alias=True))
-    assert read_calibration(path) == made()
-    assert json.loads(made().model_dump_json(by_alias=True, exclude_unset=True)) == written()
+    text = made().model_dump_json(by_alias=True, exclude_unset=True)
+    (tmp_path / "c.json").write_text(text)
+    assert read_calibration(tmp_path / "c.json") == made() and json.loads(text) == written()
 
 
 @pytest.mark.parametrize(("draft", "target", "fits"), [
@@ -101,37 +94,31 @@ def test_a_calibration_belongs_to_the_weights_of_a_pair(draft: str, target: str 
             find_calibration([], draft, target, "mine and yours", calibration)
 
 
-def test_the_first_that_fits_is_found_in_any_folder(tmp_path: Path) -> None:
-    ours, other, later = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    other_pair = {"draft": {"name": "small", "fingerprint": "9" * 32}}
-    for folder, name, content in (
-        (ours, "1.json", written(**other_pair)), (ours, "2.json", written("2")),
-        (ours, "notes.txt", "no calibration"), (later, "1.json", written("3")),
-    ):  # fmt: skip
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
-    folders = [other, ours, later]  # the first does not even exist
-    assert find_calibration(folders, "d" * 32, "e" * 32, "").fitted["workload"] == "2"
-    assert find_calibration(folders, "9" * 32, None, "").draft.fingerprint == "9" * 32
+def found_in(folder: Path, *contents: Any) -> Callable[..., Any]:
+    """What says which workload the calibration is of that is found among files with these contents, in this order."""
+    for number, content in enumerate(contents):
+        write_whole(folder / f"{number}.json", json.dumps(content).encode())
+    return lambda *pair: find_calibration([folder / "none", folder], *pair, "mine and yours").fitted["workload"]
+
+
+def test_the_first_that_fits_is_found(tmp_path: Path) -> None:
+    (tmp_path / "0.txt").write_text("no calibration")
+    other = {"draft": {"name": "small", "fingerprint": "9" * 32}}
+    found = found_in(tmp_path, written("other", **other), written("first"), written("second"))
+    assert [found("d" * 32, "e" * 32), found("9" * 32, None)] == ["first", "other"]
     with pytest.raises(OptionError, match=r"no calibration for mine and yours.*skydraft calibrate"):
-        find_calibration(folders, "8" * 32, None, "mine and yours")
-
-
-def test_a_file_counts_until_another_takes_its_place(tmp_path: Path) -> None:
-    for name in "12":
-        write_whole(tmp_path / "1.json", json.dumps(written(name)).encode())
-        found = [find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted["workload"] for _ in range(3)]
-        assert found == [name] * 3
+        found("8" * 32, None)
+    for name in "12":  # a file counts until another takes its place
+        found = found_in(tmp_path, written("other", **other), written(name))
+        assert [found("d" * 32, "e" * 32) for _ in range(3)] == [name] * 3
 
 
 def test_one_made_with_exactly_this_target_goes_before_one_of_the_same_name(tmp_path: Path) -> None:
     at_server = {"name": "large", "fingerprint": "name:large"}
-    for number, content in enumerate([written("1"), written("2", target=at_server)]):
-        (tmp_path / f"{number}.json").write_text(json.dumps(content))
-    assert find_calibration([tmp_path], "d" * 32, "name:large", "").fitted["workload"] == "2"
-    assert find_calibration([tmp_path], "d" * 32, "e" * 32, "").fitted["workload"] == "1"
+    found = found_in(tmp_path, written("1"), written("2", target=at_server))
+    assert [found("d" * 32, target) for target in ("name:large", "e" * 32)] == ["2", "1"]
     with pytest.raises(OptionError, match=r"skydraft learn calibrate.* runs large, start it under that name"):
-        find_calibration([tmp_path], "d" * 32, "name:other", "small and other")
+        found("d" * 32, "name:other")
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda path: path.name)
@@ -147,11 +134,12 @@ def test_a_shipped_calibration_parses_and_is_found_by_its_pair(shipped: Any) -> 
 
 def test_a_hand_back_without_curves_takes_those_without_one() -> None:
     every = [("0", 2), ("0", 4), ("0", 8), ("agree:4", 4), ("agree:4", 8)]
-    curves = [{**written()["curves"][0], "k": k, "hand_back": name} for name, k in every]
-    found = made(curves=curves)
-    for name, k, expected in (("agree:4", 8, ("agree:4", 8)), ("agree:4", 6, ("agree:4", 4)), ("agree:3", 8, ("0", 8)),
-                              ("text", 6, ("0", 4)), ("0", 99, ("0", 8)), ("0", 1, ("0", 2))):  # fmt: skip
+    found = made(curves=[{**written()["curves"][0], "k": k, "hand_back": name} for name, k in every])
+    for name, k, expected in (
+        ("agree:4", 8, ("agree:4", 8)), ("agree:4", 6, ("agree:4", 4)), ("agree:3", 8, ("0", 8)), ("text", 6, ("0", 4)),
+        ("0", 99, ("0", 8)), ("0", 1, ("0", 2)),
+        # the limit of a longer block would keep less than was asked for
+        ("agree:4", 2, ("0", 2)), ("agree:4", 3, ("0", 2)),
+    ):  # fmt: skip
         curve = found.curve(k, parse_hand_back(name))
         assert (curve.hand_back, curve.k) == expected
-    for k in (1, 2, 3):  # the limit of a longer block would keep less than was asked for
-        assert (found.curve(k, parse_hand_back("agree:4")).hand_back, k) == ("0", k)

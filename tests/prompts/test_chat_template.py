@@ -68,43 +68,33 @@ def by_transformers(monkeypatch: pytest.MonkeyPatch) -> Reference:
     return reference
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("model", MODELS)
-def test_as_transformers_renders(model: str, conversation: str, by_transformers: Reference) -> None:
-    messages = CONVERSATIONS[conversation]
+# On which a renderer of its own would differ from transformers.
+SNIPPETS = {
+    "tojson keeps what HTML would escape": "{{ '<b>&amp; 中文 😀' | tojson }}",
+    "tojson indents": "{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", "a message": "{{ messages[0] | tojson }}",
+    "break": "{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "generation": "{% for i in 'xy' %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}",
+    "its names": "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}",
+    "clock": "{{ strftime_now('%d %b %Y, %H:%M') }}", "undefined is empty": "[{{ pad_token }}]",
+    "blocks": "{% if true %}\n    {% set a = 1 %}\n  a\n{% endif %}\n",
+    "no tools": "{{ tools is none }} {{ documents is none }} {{ thinking is defined }}",
+    "namespace": "{% set n = namespace({'a': 1}, b=2) %}{% set n.c = n.a + n.b %}{{ n.c }}",
+    "dict": "{{ dict([('a', 1)], b=2) }}",
+}  # fmt: skip
+SAME = {f"{model}, {told}": (TEMPLATES[model], CONVERSATIONS[told]) for model in MODELS for told in CONVERSATIONS}
+SAME |= {name: (snippet + "{{ messages[0].content }}", (QUESTION,)) for name, snippet in SNIPPETS.items()}
+
+
+@pytest.mark.parametrize(("template", "messages"), SAME.values(), ids=SAME)
+def test_as_transformers_renders(template: str, messages: tuple[Message, ...], by_transformers: Reference) -> None:
     try:
-        expected = by_transformers(TEMPLATES[model], messages)
+        expected = by_transformers(template, messages)
     except TemplateError as refusal:
         with pytest.raises(PromptError) as caught:
-            rendered(TEMPLATES[model], *messages)
+            rendered(template, *messages)
         assert str(refusal) in caught.value.message
     else:
-        assert rendered(TEMPLATES[model], *messages) == expected
-
-
-# Snippets on which a renderer of its own would differ from transformers: (template, text).
-SNIPPETS = {
-    "tojson keeps what HTML would escape": ("{{ '<b>&amp; 中文 😀' | tojson }}", '"<b>&amp; 中文 😀"'),
-    "tojson indents": ("{{ {'b': 1, 'a': 2} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": 2\n}'),
-    "a message": ("{{ messages[0] | tojson }}", '{"role": "user", "content": "Why is the sky blue?"}'),
-    "break": ("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}", "012"),
-    "generation": ("{% for i in 'xy' %}{% generation %}{{ loop.index }}{% endgeneration %}{% endfor %}", "12"),
-    "its names": ("{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}", "21"),
-    "clock": ("{{ strftime_now('%d %b %Y, %H:%M') }}", "09 Mar 2031, 14:05"),
-    "blocks": ("{% if true %}\n    {% set a = 1 %}\n  a\n{% endif %}\n", "  a\n"),
-    "no tools": ("{{ tools is none }} {{ documents is none }} {{ thinking is defined }}", "True True False"),
-    "undefined is empty": ("[{{ pad_token }}]", "[]"),
-    "namespace": ("{% set n = namespace({'a': 1}, b=2) %}{% set n.c = n.a + n.b %}{{ n.c }}", "3"),
-    "dict": ("{{ dict([('a', 1)], b=2) }}", "{'a': 1, 'b': 2}"),
-}
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_snippet(snippet: str, request: pytest.FixtureRequest) -> None:
-    words = ("{{ messages[0].content }}", QUESTION.content)
-    template, text = (f"{part}{said}" for part, said in zip(SNIPPETS[snippet], words, strict=True))
-    assert rendered(template) == text
-    assert request.getfixturevalue("by_transformers")(template, (QUESTION,)) == text
+        assert rendered(template, *messages) == expected
 
 
 # Templates that no model should have.

@@ -183,20 +183,16 @@ def test_what_looks_like_a_call_and_is_none_is_unchanged(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
 
 
-def called(*calls: tuple[str, Any], said: str = "") -> Message:
-    turns = [{"id": of, "function": {"name": "天气", "arguments": given}} for of, given in calls]
-    return Message("assistant", said, (("tool_calls", turns),))
-
-
-def result(of: str | None, said: str) -> Message:
-    return Message("tool", said, (("tool_call_id", of),) if of else ())
-
-
 def test_a_system_prompt_says_that_no_tool_need_be_called() -> None:
     given = [Message("user", "一"), Message("assistant", "二"), Message("user", "三")]
     told = tool_calls.may_answer(given)
     assert told[0].role == "system" and "one of the functions" in told[0].content and told[1:] == given
-    results = [*given, called(("a", {})), result("a", "晴")]
+    calls = [{"id": "a", "function": {"name": "天气", "arguments": {}}}]
+    results = [
+        *given,
+        Message("assistant", "", (("tool_calls", calls),)),
+        Message("tool", "晴", (("tool_call_id", "a"),)),
+    ]
     assert tool_calls.may_answer(told) == told and tool_calls.may_answer(results) == results
     assert tool_calls.may_answer([*results, Message("user", "四")])[0] == told[0]
 

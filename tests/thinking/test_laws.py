@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,15 +44,6 @@ def test_the_pieces_of_a_text_are_the_whole_split_however_it_is_cut(said: list[s
         assert answer == after.lstrip()
 
 
-@pytest.mark.parametrize("kind", ["one token", "spelled", "special"])
-def test_tokens_and_text_agree_where_the_answer_begins(kind: str) -> None:
-    vocab = vocab_of(words=() if kind == "spelled" else ("<think>", "</think>"), special=kind == "special")
-    params = DecodingParams(think_start="<think>", think_end="</think>")
-    ids = np.array(vocab.encode("\n<think>\nab </think>\n\ncd"), np.int32)
-    place = ThinkingAlong(params, vocab).at(ids)
-    assert vocab.decode(ids[place.start :]) == "cd" and place.num_thinking == len(ids) - 2
-
-
 THOUGHT = "<think>\nhm, 2 + 2?\n</think>\n\nIt is 4. No. Yes."
 
 
@@ -66,12 +58,15 @@ def run(pair, plan="lossless", think="auto", messages=None, **given) -> Generati
 MODES = ["cloud", "lossless", "quality", "answers", "fluency", "edge"]
 
 
-@pytest.mark.parametrize("words", [("<think>", "</think>"), ()], ids=["one token", "spelled"])
+TAGGED: dict[str, dict[str, Any]] = {"one token": {}, "spelled": {"words": ()}, "special": {"special": True}}
+
+
+@pytest.mark.parametrize("tagged", TAGGED.values(), ids=TAGGED)
 @pytest.mark.parametrize("kind", TEMPLATES)
 @pytest.mark.parametrize("mode", MODES)
-def test_thinking_is_told_apart_in_every_mode(mode: str, kind: str, words: tuple[str, ...]) -> None:
+def test_thinking_is_told_apart_in_every_mode(mode: str, kind: str, tagged: dict[str, Any]) -> None:
     script = THOUGHT.removeprefix("<think>\n") if kind == "opened" else THOUGHT
-    done = run(pair_of(script, TEMPLATES[kind], slip=0, words=words), mode)
+    done = run(pair_of(script, TEMPLATES[kind], slip=0, **tagged), mode)
     assert (done.reasoning, done.text, done.finish_reason) == ("hm, 2 + 2?", "It is 4. No. Yes.", "eos")
     assert done.reasoning == "".join(token.reasoning for token in done)
     assert done.stats.num_reasoning_tokens == len(done.token_ids) - len("It is 4. No. Yes.") - 1
