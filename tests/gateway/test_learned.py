@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,6 +62,9 @@ def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None
         listed = [each["id"] for each in running.client.get(f"{running.v1}/models").json()["data"]]
         assert {name.partition(":")[2] for name in listed} == {"", *DRIFTS}
         assert {"skydraft:one", "skydraft-edge:two", "skydraft-lossless:one", "skydraft"} <= set(listed)
+        for unknown in ("skydraft:three", "skydraft-edge:", "skydraft-nothing:one", "skydraft:one:two"):
+            refused = running.chat(model=unknown)
+            assert refused.status_code == 404 and "There is no model" in refused.json()["error"]["message"]
 
         def text(model: str, content: str = "情绪") -> str:
             answer = running.chat(content, model=model, max_tokens=128, temperature=0).json()
@@ -86,13 +88,6 @@ def test_a_client_names_what_the_draft_model_has_learned(tmp_path: Path) -> None
         bare = running.chat(words, model="skydraft-edge:none", max_tokens=128, temperature=0).json()
         assert bare["skydraft"]["stats"]["adapter"] is None
         assert bare["choices"][0]["message"]["content"] != text("skydraft-edge", words)
-
-
-@pytest.mark.parametrize("model", ["skydraft:three", "skydraft-edge:", "skydraft-nothing:one", "skydraft:one:two"])
-def test_a_name_that_nobody_has_learned_is_refused(tmp_path: Path, model: str) -> None:
-    with gateway(Pair(draft_with(tmp_path), open_toy("toy", 4096, 6))) as running:
-        answer: Any = running.chat(model=model)
-        assert answer.status_code == 404 and "There is no model" in answer.json()["error"]["message"]
 
 
 def test_a_damaged_file_is_the_operators_and_no_client_learns_where_it_lies(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ from skydraft.errors import OptionError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 
-from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of, plain
+from ..gateway.interfaces import ALL_WHOLE, WHOLE, ask, call_text, events_of, num_used, plain, tool_of
 from ..gateway.running import Running, gateway, written_by
 from .scripts import LEVELLED, OPENED, SWITCHED, pair_of
 
 SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
 ASKED = [{"role": "user", "content": "快"}]
-PATHS = ("chat/completions", "responses", "messages")
-CALL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"const": "b"}}}}
+CALL = ("f", {"type": "object", "properties": {"a": {"const": "b"}}})  # a function and its parameters
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +33,15 @@ def said(path: str, body: dict[str, Any]) -> tuple[str, str]:
     return told.thought, told.text
 
 
-def tool_of(path: str) -> dict[str, Any]:
-    flat, theirs = {"type": "function", **CALL}, {"name": "f", "input_schema": CALL["parameters"]}
-    return {"messages": theirs, "responses": flat}.get(path, {"type": "function", "function": CALL})
-
-
-def num_read(body: dict[str, Any]) -> int:
-    used = body["usage"]
-    return int(used.get("prompt_tokens") or used["input_tokens"] + used.get("cache_read_input_tokens", 0))
+def read_by(running: Running, path: str, **more: Any) -> int:
+    """Tokens of a prompt that was answered."""
+    answer = running.post(path, **plain(path, "快", 64, **more))
+    assert answer.status_code == 200, answer.text
+    return num_used(path, answer.json())[0]
 
 
 @pytest.mark.parametrize("limit", [2, 6, 14, 15, 64])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", WHOLE)
 def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     body = plain(path, "快", limit)
     told = ask(served, path, body)
@@ -54,17 +50,6 @@ def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     name = "thinking" if path == "messages" else "reasoning"
     for stream in (False, True):
         assert f'{name}_tokens":{min(limit, 12)}' in served.post(path, **body, stream=stream).text
-
-
-def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Running) -> None:
-    asked = {"model": "skydraft-lossless", "max_tokens": 60}
-    ids = served.chat("快", **asked, skydraft={"token_ids": True}).json()["skydraft"]["token_ids"]
-    for length, (thought, text) in {5: (" 2?", "It is 4."), 10: ("", "It is 4."), 14: ("", " is 4.")}.items():
-        given = {"continue_ids": ids[:length], "continue_as_prompt": length < 10}
-        answer = served.chat("快", **asked, skydraft=given).json()
-        told = said("chat/completions", answer)
-        assert told[0] == thought and told[1].endswith(text)
-        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
 
 
 ORDER = {
@@ -89,7 +74,7 @@ def test_events_are_those_that_the_sdks_know(served: Running, path: str) -> None
 
 
 def test_calls_and_schemas_come_after_the_thinking() -> None:
-    tools, call = [tool_of("chat/completions")], call_text("f", {"a": "b"})
+    tools, call = [tool_of("chat/completions", *CALL)], call_text("f", {"a": "b"})
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     called = ("f", '{"a": "b"}', True)
@@ -102,10 +87,10 @@ def test_calls_and_schemas_come_after_the_thinking() -> None:
             assert (told.thought, told.parts, told.is_for_calls) == ("<tool_call>?", (part,), part == called)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", WHOLE)
 def test_calls_in_thinking_that_never_ends_are_calls(path: str) -> None:
     """Models of Qwen's call so now and then, and agents stopped: nothing was said, and nothing was called."""
-    body = plain(path, "快", 200, tools=[tool_of(path)])
+    body = plain(path, "快", 200, tools=[tool_of(path, *CALL)])
     call = call_text("f", {"a": "b"})
     for script, calls in (
         (f"<think>\nhm, <tool_call>?\n{call}", 1), (f"<think>\n{call}\n{call}", 2), ("<think>\n<tool_call>?", 0),
@@ -130,8 +115,8 @@ def test_thinking_is_turned_off_as_each_client_says_it(path: str, asked: dict[st
     with gateway(Pair(*pair_of("<think>\n\n</think>\n\nabc"))) as running:
         answer = running.post(path, **plain(path, "快", 64, **asked))
         assert answer.status_code == 200 and said(path, answer.json()) == ("", "abc"), answer.text
-        num_on = num_read(running.post(path, **plain(path, "快", 64)).json())
-        assert num_read(answer.json()) - num_on == 6  # the tags that the template writes
+        # With the tags that the template writes.
+        assert num_used(path, answer.json())[0] - read_by(running, path) == 6
 
 
 def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: Running) -> None:
@@ -143,17 +128,19 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         answer = served.post(path, **plain(path, "快", 64, **asked)).json()
         assert said(path, answer)[0] == "h", path
     with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
-        levels = [running.chat("快", reasoning_effort=level, max_tokens=64).json() for level in ("low", "high")]
-        assert levels[1]["usage"]["prompt_tokens"] == levels[0]["usage"]["prompt_tokens"] + 1
+        low, high = (read_by(running, "chat/completions", reasoning_effort=level) for level in ("low", "high"))
+        assert high == low + 1
         for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
             more = {"output_config": {"effort": effort}, "thinking": thinking}
-            told = running.post("messages", **plain("messages", "快", 64, **more))
-            assert told.json()["usage"]["input_tokens"] == levels[effort == "high"]["usage"]["prompt_tokens"]
+            assert read_by(running, "messages", **more) == (high if effort == "high" else low)
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat("快", reasoning_effort="ultra").status_code == 400
-        asked = running.post("completions", model="skydraft-lossless", prompt="a", reasoning_effort="low")
+        asked = running.post("completions", **plain("completions", reasoning_effort="low"))
         assert asked.json()["skydraft"]["left_out"] == ["thinking"]
+    with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:  # no tags
+        low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
+        assert high["usage"]["prompt_tokens"] == low["usage"]["prompt_tokens"] + 1 and "left_out" not in low["skydraft"]
 
 
 def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_agents_always_send() -> None:
@@ -192,19 +179,19 @@ def test_what_was_thought_comes_back_to_the_template() -> None:
             used, name = [], "input" if path == "responses" else "messages"
             for thought in ("abc", ""):
                 said = {name: [*ASKED, *json.loads(json.dumps(given).replace("abc", thought))]}
-                body = plain(path, "", 4, tools=[tool_of(path)]) | said
-                used.append(num_read(running.post(path, **body).json()))
+                body = plain(path, "", 4, tools=[tool_of(path, *CALL)]) | said
+                used.append(num_used(path, running.post(path, **body).json())[0])
             assert used[0] - used[1] == len("abc") + 6, path  # and tags with their line breaks
 
 
 def test_a_gateway_has_a_default() -> None:
     script = "<think>\n\n</think>\n\nabc"
     with gateway(Pair(*pair_of(script)), defaults=Defaults(DecodingParams(), think="off")) as running:
-        off = num_read(running.chat("快", max_tokens=64).json())
-        assert off - num_read(running.chat("快", max_tokens=64, reasoning_effort="high").json()) == 6
+        off = read_by(running, "chat/completions")
+        assert off - read_by(running, "chat/completions", reasoning_effort="high") == 6
         # Of every request of Claude Code.
         adaptive = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
-        assert num_read(running.post("messages", **plain("messages", "快", 64, **adaptive)).json()) == off
+        assert read_by(running, "messages", **adaptive) == off
     budget = Defaults(DecodingParams(think_budget=3))
     with gateway(Pair(*pair_of(SCRIPT)), defaults=budget) as running:
         answer = running.chat("快", model="skydraft-lossless", max_tokens=64).json()
@@ -215,10 +202,3 @@ def test_a_gateway_has_a_default() -> None:
                          (opened, Defaults(DecodingParams(), think="off"))):  # fmt: skip
         with pytest.raises(OptionError, match="thinking"), gateway(pair, defaults=cannot):
             pass
-
-
-def test_a_level_reaches_a_template_without_tags() -> None:
-    with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:
-        low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
-        assert high["usage"]["prompt_tokens"] == low["usage"]["prompt_tokens"] + 1
-        assert "left_out" not in low["skydraft"]
