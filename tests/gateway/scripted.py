@@ -3,20 +3,12 @@
 import json
 import re
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import numpy as np
 
 from skydraft.engines.toy import ToyEngine
 from skydraft.engines.vocab import Vocab
 from skydraft.gateway.pair import Pair
-
-from .interfaces import call_text
-
-
-def calling_pair(name: str, arguments: Any) -> Pair:
-    """A pair that answers a question by one call, and what tools gave by "done"."""
-    return scripted_pair([call_text(name, arguments), "done"])
 
 
 def scripted_pair(steps: Seq[str], context_len: int = 4096, thought: str = "") -> Pair:

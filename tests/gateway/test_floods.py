@@ -31,7 +31,7 @@ from skydraft.prompts.messages import asked
 
 from ..serving import PATIENCE_S, Process, ran_s, waiting
 from .apart import TOYS, Apart, apart
-from .interfaces import plain
+from .interfaces import plain, tool_of
 from .running import client, gateway, over, toy_pair
 
 MIB = 1 << 20
@@ -49,40 +49,33 @@ def chat(content: bytes = b'"a"', more: bytes = b"") -> bytes:
     return b'{"model":"skydraft-edge","max_tokens":2,"messages":[{"role":"user","content":%s}]%s}' % (content, more)
 
 
-def many(item: bytes, num: int) -> bytes:
-    return b"[" + b",".join([item] * num) + b"]"
+def dumped(**body: Any) -> bytes:
+    return json.dumps(plain("chat/completions", limit=2) | body, separators=(",", ":")).encode()
 
 
-def field(name: str, value: bytes) -> bytes:
-    return chat(more=b',"%s":%s' % (name.encode(), value))
-
-
-TURN = b'{"role":"user","content":%s}'
 SMILE = "😀".encode()  # makes each character of its text take four bytes
-CALL = b'{"function":{"name":"a","arguments":"{}"}}'
+FUNCTIONS = [{"type": "function", "name": f"f{number}"} for number in range(500)]
+CALL = {"type": "function_call", "namespace": "a", "name": "f499"}
 BODIES = {
-    "parts without a type in each message": b'{"messages":%s}' % many(TURN % many(b"0", 256), 4096),
-    "objects that are not read, and speech": field("data", many(b"{}", MOST // 3)),
+    "parts without a type in each message": dumped(messages=[{"role": "user", "content": [0] * 256}] * 4096),
+    "objects that are not read, and speech": chat(more=b',"data":[%s{}]' % (b"{}," * (MOST // 3))),
     "brackets": b"[" * MOST,
     "a text": chat(b'"%s%s"' % (SMILE, b"a" * MOST)),
     "a recording": chat(b'[{"type":"input_audio","input_audio":{"data":"%s"}}]' % (b"AAAA" * (MOST // 4 - 100))),
     "escapes": chat(b'"%s"' % (b"\\u4f60" * (2 * MIB // 6 - 100))),
-    "keys": field("skydraft", b"{%s}" % b",".join(b'"k%d":0' % number for number in range(60_000))),
-    "digits": field("seed", b"9" * 2_000_000),
-    "parameters": field(
-        "tools", b'[{"type":"function","function":{"name":"a","parameters":{"a":%s}}}]' % many(b"[]", 95_000)
-    ),
-    "calls": b'{"model":"skydraft-edge","messages":%s}'
-    % many(b'{"role":"assistant","tool_calls":%s}' % many(CALL, 250), 120),
-    "turns": b'{"model":"skydraft-edge","messages":%s}' % many(TURN % many(b'{"type":"text","text":"a"}', 12), 4096),
+    "keys": dumped(skydraft={f"k{number}": 0 for number in range(60_000)}),
+    "digits": chat(more=b',"seed":%s' % (b"9" * 2_000_000)),
+    "parameters": dumped(tools=[tool_of("chat/completions", "a", {"a": [[]] * 95_000})]),
+    "calls": dumped(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}] * 250}] * 120),
+    "turns": dumped(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 12}] * 4096),
     "choices": chat(b'"%s"' % (b"a b" * (2 * MIB // 3 - 100)), b',"n":8'),
-    "calls of a namespace": b'{"model":"skydraft","input":%s,"tools":[{"type":"namespace","name":"a","tools":[%s]}]}'
-    % (
-        many(b'{"type":"function_call","namespace":"a","name":"f499"},{"role":"user","content":""}', 2048),
-        b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(500)),
+    "calls of a namespace": dumped(
+        input=[CALL, {"role": "user", "content": ""}] * 2048,
+        tools=[{"type": "namespace", "name": "a", "tools": FUNCTIONS}],
     ),
-    "blocks": b'{"model":"skydraft","messages":%s}'
-    % many(b'{"role":"assistant","content":%s}' % many(b'{"type":"tool_use","id":"1","name":"a","input":{}}', 7), 4096),
+    "blocks": dumped(
+        messages=[{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "a"}] * 7}] * 4096
+    ),
 }
 PATHS = {"calls of a namespace": "/v1/responses", "blocks": "/v1/messages"}
 
@@ -177,7 +170,7 @@ def test_one_key_leaves_places_and_turns_to_the_others() -> None:
 @pytest.mark.parametrize("depth", [100, 990, 50_000])
 @pytest.mark.parametrize("inner", [b'"\\u0041"', b"1"])
 def test_depth_is_no_failure_of_the_gateway(gateway_apart: Apart, depth: int, inner: bytes) -> None:
-    deep = field("tools", b"[%s]" % (b'{"a":' * depth + inner + b"}" * depth))
+    deep = chat(more=b',"tools":[%s]' % (b'{"a":' * depth + inner + b"}" * depth))
     assert gateway_apart.post(deep)[0] in (200, 400) and gateway_apart.post(chat())[0] == 200
 
 
@@ -195,7 +188,8 @@ STOPPED_S = 4.0  # two are meant
 
 
 def long_chat(mode: str, text: str = "语速", **more: Any) -> bytes:
-    length = 4000 if len(text) < 100 else 50
+    """As much as the context holds."""
+    length = 4050 - len(text)
     ours = {"min_new_tokens": length - 1}
     return json.dumps(plain("chat/completions", text, length, model=f"skydraft-{mode}", skydraft=ours) | more).encode()
 
@@ -208,32 +202,29 @@ def server() -> Iterator[Process]:
 
 
 LIMITED, LOST = RateLimited("slow down", retry_after_s=25), SessionNotFound("no such session")
-STATES: dict[str, tuple[str, Exception | None, bool, bool]] = {
-    # mode, what each verification raises, whether the server is stopped, whether the cloud is required
-    "reading a long prompt": ("edge", None, False, False),
-    "running": ("lossless", None, False, False),
-    "rate limit": ("lossless", LIMITED, False, False),
-    "opened again and again": ("cloud", LOST, False, False),
-    "stopped before the first word": ("cloud", None, True, False),
-    "stopped before the calibration": ("auto", None, True, True),
+STATES: dict[str, tuple[str, str, Exception | None, bool, bool]] = {
+    # text, mode, what each verification raises, whether the server is stopped, whether the cloud is required
+    "reading a long prompt": ("语" * 4000, "edge", None, False, False),
+    "running": ("语", "lossless", None, False, False),
+    "rate limit": ("语", "lossless", LIMITED, False, False),
+    "opened again and again": ("语", "cloud", LOST, False, False),
+    "stopped before the first word": ("语", "cloud", None, True, False),
+    "stopped before the calibration": ("语", "auto", None, True, True),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_who_hangs_up_leaves_the_place_at_once(server: Process, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    mode, error, stops, requires = STATES[state]
+    text, mode, error, stops, requires = STATES[state]
     if error is not None:
         monkeypatch.setattr(OwnText, "verify", AsyncMock(side_effect=error))
-    slow = open_toy("toy:drift=0.2", 4096, 6)
-    if state == "reading a long prompt":  # in 250 parts, which would take 12 s
-        slow.max_batch_rows = 16
-        waiting(slow, lambda: time.sleep(0.05))
+    slow = waiting(open_toy("toy:drift=0.2", 4096, 6), lambda: time.sleep(0.05))
+    slow.max_batch_rows = 16  # it would read the long prompt in 250 parts: 12 s
     with over(skydraft.connect(server.address, require=requires), slow, max_running=1) as running:
         if stops:
             server.signal(signal.SIGSTOP)
         try:
             desk = running.gateway.desk
-            text = "语" * 4000 if state == "reading a long prompt" else "语速"
             clients = [client(running.port, long_chat(mode, text)) for _ in range(2)]
             running.wait_until(lambda: desk.num_running == 1 and desk.num_waiting == 1)
             time.sleep(0.3)

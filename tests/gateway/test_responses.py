@@ -6,9 +6,6 @@ from typing import Any
 import pydantic
 import pytest
 
-from skydraft.gateway.chats import ChatRequest
-from skydraft.gateway.responses import ResponsesRequest
-
 from .interfaces import QUESTION, call_text, events_of, forced, num_read, plain, tool_of
 from .running import Running
 from .test_openai_sdk import openai
@@ -59,18 +56,6 @@ def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
     """Many clients send chat completions' tools to `/v1/responses`."""
     function = {key: SPAWN[key] for key in SPAWN if key != "type"}
     assert count(served, tools=[{"type": "function", "function": function}]) == count(served, tools=[SPAWN])
-
-
-def test_each_thought_of_a_turn_goes_back_with_it() -> None:
-    parts = [[{"type": "reasoning_text", "text": text}] for text in "快慢低"]
-    thoughts: Any = [{"type": "reasoning", "summary": [], "content": part} for part in parts]
-    call = {"type": "function_call", "call_id": "1", "name": "天气", "arguments": "{}"}
-    said = [{"role": "user", "content": "语"}, *thoughts[:2], {"role": "assistant", "content": "速"}, thoughts[2], call]
-    _, turn = ResponsesRequest.model_validate({"model": "a", "input": said}).to_ask().turns
-    assert (turn.thought, "text='速'" in str(turn.content), len(turn.tool_calls)) == ("快\n慢\n低", True, 1)
-    chat = {"role": "assistant", "content": [{"type": "thinking", "thinking": "快"}, thoughts[1]]}
-    (turn,) = ChatRequest.model_validate({"model": "a", "messages": [chat]}).to_ask().turns
-    assert turn.thought == "快\n慢"
 
 
 @pytest.mark.parametrize("options", [{}, {"tools": [EXEC], "tool_choice": "required", "max_output_tokens": 300}])

@@ -1,6 +1,5 @@
 """Thinking in the three interfaces: whole is streamed, tools and schemas come after it, and what clients ask for."""
 
-import json
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -157,31 +156,34 @@ def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_
         assert answer.json()["skydraft"]["left_out"] == ["thinking"]
 
 
-def test_what_was_thought_comes_back_to_the_template() -> None:
-    """With the results of tools; what was thought before the last question is left out."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
-    thinking = {"type": "thinking", "thinking": "abc", "signature": "x"}
-    turns: dict[str, list[Any]] = {
+def with_thought(thought: str) -> dict[str, list[Any]]:
+    """Turns of each interface: an assistant that has thought and called a tool, and what it gave."""
+    call, use = {"id": "1", "function": {"name": "f"}}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    lines = thought.split("\n")
+    return {
         "chat/completions": [
-            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "abc"},
+            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": thought},
             {"role": "tool", "tool_call_id": "1", "content": "高"}],
         "messages": [
-            {"role": "assistant", "content": [thinking, use]},
+            {"role": "assistant", "content": [*({"type": "thinking", "thinking": line} for line in lines), use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]}],
         "responses": [
-            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "abc"}]},
+            *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": line}]} for line in lines),
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "高"}],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_what_was_thought_comes_back_to_the_template(path: str) -> None:
+    """With the results of tools; what was thought before the last question is left out."""
+    name = "input" if path == "responses" else "messages"
     with gateway(Pair(*pair_of("b", "{# tools <tool_call> #}" + SWITCHED))) as running:
-        for path, given in turns.items():
-            used, name = [], "input" if path == "responses" else "messages"
-            for thought in ("abc", ""):
-                said = {name: [*ASKED, *json.loads(json.dumps(given).replace("abc", thought))]}
-                body = plain(path, "", 4, tools=[tool_of(path, *CALL)]) | said
-                used.append(num_used(path, running.post(path, **body).json())[0])
-            assert used[0] - used[1] == len("abc") + 6, path  # and tags with their line breaks
+        much, none = (
+            read_by(running, path, tools=[tool_of(path, *CALL)], **{name: [*ASKED, *with_thought(thought)[path]]})
+            for thought in ("a\nc", "")
+        )
+    assert much - none == len("a\nc") + 6  # and tags with their line breaks
 
 
 def test_a_gateway_has_a_default() -> None:
