@@ -116,18 +116,13 @@ def test_all_bodies_together_and_those_of_a_key_have_a_budget(tmp_path: Path) ->
 
 @contextmanager
 def strangers(port: int, num: int, says: bytes = b"") -> Iterator[None]:
-    found = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(num)]
-    for each in found:
-        each.sendall(says)
-    yield
-    for each in found:
-        each.close()
-
-
-@pytest.fixture(autouse=True)
-def many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+    with ExitStack() as stack:
+        for _ in range(num):
+            each = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            each.sendall(says)
+        yield
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /page/main.js HTTP/1.1\r\nHost: localhost\r\n\r\n"])
@@ -137,12 +132,11 @@ def test_idle_connections_keep_nobody_waiting(says: bytes) -> None:
 
 
 def test_without_more_files_it_accepts_nobody_and_goes_on_once_there_are_some() -> None:
-    running = Apart(*TOYS)
-    resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (80, 80))
-    with strangers(running.port, 120):
-        running.wait_until(lambda: "Too many open files" in running.printed)
-    assert running.health() == 200
-    assert running.stop()[0] == 0
+    with apart() as running:
+        resource.prlimit(running.pid, resource.RLIMIT_NOFILE, (80, 80))
+        with strangers(running.port, 120):
+            running.wait_until(lambda: "Too many open files" in running.printed)
+        assert running.health() == 200
 
 
 def test_one_key_leaves_places_and_turns_to_the_others() -> None:

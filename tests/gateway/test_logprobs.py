@@ -133,7 +133,8 @@ def test_a_stream_says_them_once_at_its_end_and_openais_field_beside_them(asked:
     assert told == [whole["skydraft"]["logprobs"]] and "stats" in chunks[-1]["skydraft"]
     streamed = [chunk["choices"][0].get("logprobs") for chunk in chunks if chunk["choices"]]
     assert [each for run in streamed if run for each in run["content"]] == content
-    assert {len(each["top_logprobs"]) for each in content} == {2}
+    bare = asked.chat(max_tokens=3, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert [len(each["top_logprobs"]) for each in (*bare, *content)] == [0] * 3 + [2] * NUM_TOKENS
     target = whole["skydraft"]["logprobs"]["target"]
     assert [each["logprob"] for each in content] == [each["logprob"] for each in target]
     assert [each["top_logprobs"] for each in content] == [each["top_logprobs"][:2] for each in target]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .browsing import answered, expect, grave, is_too_wide
-from .fake_gateway import FakeGateway, plain_reply, run
+from .fake_gateway import FakeGateway, finish, plain_reply, run
 
 pytestmark = pytest.mark.browser
 LONG = r"""# Reversing a list
@@ -92,20 +92,16 @@ _LAW = r"""async (count) => {
 }"""
 
 
-def test_each_word_keeps_the_origin_of_its_token(page: Any, fake: FakeGateway) -> None:
+def test_what_markdown_becomes_and_that_each_word_keeps_its_token(page: Any, fake: FakeGateway) -> None:
     """Every word of the text is a token of its own; marks, addresses and markers of lists belong to words too."""
     words = re.findall(r"\s*\S+", LONG)
-    fake.replies = [[run(word, "edge", at, token_ids=[at], token_chars=[len(word)]) for at, word in enumerate(words)]]
-    answered(page, "Hello")
-    told = page.locator(".text .run").evaluate_all("all => all.map((run) => [run.dataset.token, run.textContent])")
-    assert len(told) > 80
-    assert [[at, shown] for at, shown in told if shown.strip() not in words[int(at)] and shown != "☑"] == []
-
-
-def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply(LONG)]
+    runs = [run(word, "edge", at, token_ids=[at], token_chars=[len(word)]) for at, word in enumerate(words)]
+    fake.replies = [[*runs, finish()]]
     answered(page, "Hello")
     text = page.locator(".text")
+    told = text.locator(".run").evaluate_all("all => all.map((run) => [run.dataset.token, run.textContent])")
+    assert len(told) > 80
+    assert [[at, shown] for at, shown in told if shown.strip() not in words[int(at)] and shown != "☑"] == []
     expect(text.locator("h4")).to_have_text("Reversing a list")
     expect(text.locator("strong")).to_have_text(["linked list", "注意：", "“重要”"])
     expect(text.locator("em")).to_have_text(["turning each pointer", "item"])
