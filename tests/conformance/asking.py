@@ -7,9 +7,7 @@ from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.gateway.pair import Pair
 from skydraft.prompts.messages import conversation
-from tests.gateway.interfaces import Voice as Voice
 from tests.gateway.interfaces import forced as forced
-from tests.gateway.scripted import calling_pair as calling_pair
 
 # Unlike the toy's own it shows roles and tools, so that what a client drops on the way changes the text.
 _TEMPLATE = (

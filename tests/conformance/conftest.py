@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gateway.interfaces import call_text
 from tests.gateway.running import Running, gateway
+from tests.gateway.scripted import scripted_pair
 
-from .asking import calling_pair, speaking_pair
+from .asking import speaking_pair
 
 
 @pytest.fixture(scope="session")
@@ -19,5 +21,6 @@ def served() -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def called() -> Iterator[Running]:
     """A gateway over a pair that answers a question by a call."""
-    with gateway(calling_pair("pick_city", {"city": "上海", "days": 3})) as running:
+    steps = [call_text("pick_city", {"city": "上海", "days": 3}), "done"]
+    with gateway(scripted_pair(steps)) as running:
         yield running

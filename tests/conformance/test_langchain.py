@@ -6,7 +6,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, expected, pick_city
+from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, expected
 
 langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason="langchain-core is not installed")
@@ -30,16 +30,6 @@ def test_an_answer_and_its_usage_whole_and_streamed(served: Running) -> None:
     used = [each.usage_metadata for each in (got, *chunks) if each.usage_metadata]
     numbers = want.num_prompt_tokens, MAX_TOKENS
     assert [(each["input_tokens"], each["output_tokens"]) for each in used] == [numbers] * 2
-
-
-def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
-    model = chat(called, model="skydraft-lossless").bind_tools([pick_city])
-    turns = [messages.HumanMessage("天"), model.invoke("天")]
-    (call,) = turns[1].tool_calls
-    assert call["args"] == {"city": "上海", "days": 3}
-    turns.append(messages.ToolMessage(pick_city(**call["args"]), tool_call_id=call["id"]))
-    last = model.invoke(turns)
-    assert last.content == "done" and not last.tool_calls
 
 
 def test_what_is_refused_is_an_error_of_its_own_kind(served: Running) -> None:

@@ -1,6 +1,5 @@
 """LiteLLM against a running gateway."""
 
-import json
 import os
 from typing import Any
 
@@ -14,9 +13,6 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import
 litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")
 
 pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
-
-
-PICK_TOOL: Any = {"type": "function", "function": {"name": "pick_city"}}
 
 
 def options(served: Running, **more: Any) -> dict[str, Any]:
@@ -38,15 +34,6 @@ def test_an_answer_and_its_usage_whole_and_streamed(served: Running) -> None:
     assert litellm.stream_chunk_builder(chunks).choices[0].message.content == want.text
     used = [each.usage for each in (got, *chunks) if getattr(each, "usage", None)]
     assert [(each.prompt_tokens, each.completion_tokens) for each in used] == [(want.num_prompt_tokens, MAX_TOKENS)] * 2
-
-
-def test_a_loop_ends_with_what_the_tool_gave(called: Running) -> None:
-    asked = options(called, model="openai/skydraft-lossless", tools=[PICK_TOOL])
-    message = litellm.completion(**asked).choices[0].message
-    (call,) = message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": "上海", "days": 3}
-    turns = [*ASKED, message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-    assert litellm.completion(**asked | {"messages": turns}).choices[0].message.content == "done"
 
 
 def test_what_is_refused_is_an_error_of_its_own_kind(served: Running) -> None:

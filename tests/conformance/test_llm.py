@@ -1,6 +1,5 @@
 """llm, the command and its Python interface, against a running gateway that stands in its extra-openai-models.yaml."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 from tests.gateway.running import PATIENCE_S, Running
 
-from .asking import ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, Voice, expected
+from .asking import ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, expected
 
 llm: Any = pytest.importorskip("llm", reason="llm is not installed")
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")
@@ -24,7 +23,6 @@ _MODELS = """
   model_name: {model}
   api_base: {url}
   supports_tools: true
-  supports_schema: true
 - model_id: caller
   model_name: skydraft-lossless
   api_base: {called}
@@ -56,11 +54,6 @@ def test_the_command_writes_the_same_answer_plain_and_streamed(home: Path) -> No
         done = run("-m", "sky", QUESTION, "-u", *more)
         assert done.stdout.removesuffix("\n") == want.text, done.stderr
         assert f"{want.num_prompt_tokens} input, {MAX_TOKENS} output" in done.stderr
-
-
-def test_the_command_writes_what_fits_a_schema(home: Path) -> None:
-    done = run("-m", "sky", QUESTION, "--schema", json.dumps(Voice.model_json_schema()), max_tokens=ENOUGH)
-    assert Voice.model_validate_json(done.stdout), done.stderr
 
 
 def test_the_command_calls_tools_until_there_is_an_answer(home: Path) -> None:

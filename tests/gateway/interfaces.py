@@ -206,23 +206,27 @@ ENDS: dict[str, dict[str, Any]] = {  # of an answer with calls, of one that a st
 }  # fmt: skip
 
 
+def tool_of(path: str, name: str = "get_weather", schema: Any = PARIS, **more: Any) -> dict[str, Any]:
+    """A function as this interface lists it."""
+    if path == "messages":
+        return {"name": name, "input_schema": schema, **more}
+    function = {"name": name, "parameters": schema, **more}
+    return {"type": "function", **({"function": function} if path == "chat/completions" else function)}
+
+
 def body_of(
     path: str, choice: str = "required", schema: Any = PARIS, stop: Seq[str] = (), most: int = 900, one: bool = False
 ) -> dict[str, Any]:
-    name, model = "get_weather", {"model": "skydraft-lossless"}
-    if path == "chat/completions":
-        tool: Any = {"type": "function", "function": {"name": name, "parameters": schema}}
-        named: Any = {"type": "function", "function": {"name": name}} if choice == "named" else choice
-        body = {"messages": QUESTION, "max_tokens": most, "stop": list(stop)}
-        return {**model, **body, "tools": [tool], "tool_choice": named, "parallel_tool_calls": not one}
+    """A request with one tool; `one` call is allowed, or several."""
+    name, tools = {"name": "get_weather"}, [tool_of(path, schema=schema)]
     if path == "messages":
-        kinds: Any = {"required": {"type": "any"}, "named": {"type": "tool", "name": name}, "auto": {"type": "auto"}}
-        body = {"messages": QUESTION, "max_tokens": most, "tools": [{"name": name, "input_schema": schema}]}
-        choices = kinds[choice] | {"disable_parallel_tool_use": one}
-        return {**model, **body, "tool_choice": choices, "stop_sequences": list(stop)}
-    tool, named = {"type": "function", "name": name, "parameters": schema}, {"type": "function", "name": name}
-    body = {"input": QUESTION, "max_output_tokens": most, "stop": list(stop), "tools": [tool]}
-    return {**model, **body, "tool_choice": named if choice == "named" else choice, "parallel_tool_calls": not one}
+        kinds: Any = {"required": {"type": "any"}, "named": {"type": "tool", **name}, "auto": {"type": "auto"}}
+        more = {"tool_choice": kinds[choice] | {"disable_parallel_tool_use": one}, "stop_sequences": list(stop)}
+    else:
+        named = {"type": "function", **({"function": name} if path == "chat/completions" else name)}
+        more = {"tool_choice": named if choice == "named" else choice, "parallel_tool_calls": not one}
+        more["stop"] = list(stop)
+    return plain(path, limit=most, tools=tools, **more)
 
 
 def plain(path: str, text: str = "语速", limit: int = 16, **more: Any) -> dict[str, Any]:
@@ -231,6 +235,21 @@ def plain(path: str, text: str = "语速", limit: int = 16, **more: Any) -> dict
     said: dict[str, Any] = {"responses": {"input": text}, "completions": {"prompt": text}}.get(path, messages)
     length = {"max_output_tokens" if path == "responses" else "max_tokens": limit}
     return {"model": "skydraft-lossless"} | length | said | more
+
+
+def num_used(path: str, answer: Any) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer."""
+    used = answer["usage"]
+    if path in ("responses", "messages"):
+        return used["input_tokens"] + used.get("cache_read_input_tokens", 0), used["output_tokens"]
+    return used["prompt_tokens"], used["completion_tokens"]
+
+
+def num_read(served: Running, path: str, body: dict[str, Any]) -> int:
+    """Tokens of its prompt, which is not answered."""
+    answer = served.post(COUNTS[path], **body)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["input_tokens"])
 
 
 def ask(served: Running, path: str, body: dict[str, Any]) -> Told:

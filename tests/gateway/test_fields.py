@@ -12,7 +12,7 @@ from skydraft.gateway.refusals import NOT_SERVED, Refusal
 from skydraft.gateway.schema import read_ask
 
 from ..later import later
-from .interfaces import ALL_WHOLE, KINDS, forced, plain
+from .interfaces import ALL_WHOLE, KINDS, WHOLE, forced, num_read, plain, tool_of
 from .interfaces import QUESTION as ASKED
 from .running import Running, gateway, written_by
 
@@ -106,16 +106,12 @@ def test_a_seed_of_minus_one_is_random(served: Running) -> None:
 @pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
 def test_an_empty_message_is_taken(served: Running, role: str, content: Any) -> None:
     """An interrupted turn or an empty file: other servers take it, and a conversation that has one can go on."""
-    messages = [*ASKED, {"role": role, "content": content, "tool_call_id": "1"}]
-    assert served.chat(messages).status_code == 200
-    if role == "user" and isinstance(content, str) and content:
-        assert served.chat([{"role": role, "content": content}]).status_code == 200
+    assert served.chat([*ASKED, {"role": role, "content": content, "tool_call_id": "1"}]).status_code == 200
 
 
-@pytest.mark.parametrize(("prompt", "status"), [("\n", 200), ([""], 400), (["a", " "], 200), ([], 400), ([[]], 400)])
-def test_a_blank_prompt_is_one_and_no_token_is_none(served: Running, prompt: Any, status: int) -> None:
-    answer = post(served, "completions", prompt=prompt)
-    assert answer.status_code == status and (status == 200 or answer.json()["error"]["param"].startswith("prompt"))
+def test_a_blank_text_is_one(served: Running) -> None:
+    assert served.chat([{"role": "user", "content": "\n"}]).status_code == 200
+    assert all(post(served, "completions", prompt=prompt).status_code == 200 for prompt in ("\n", ["a", " "]))
 
 
 def test_stop_token_ids_end_a_text_as_end_tokens_do_and_not_before_min_tokens(served: Running) -> None:
@@ -130,19 +126,14 @@ def test_stop_token_ids_end_a_text_as_end_tokens_do_and_not_before_min_tokens(se
     assert len(wrote(stop_token_ids=[whole[0]], min_tokens=6)[0]) >= 6
 
 
-def test_agents_with_many_tools_and_long_names_are_answered() -> None:
+@pytest.mark.parametrize("path", WHOLE)
+def test_agents_with_many_tools_and_long_names_are_answered(path: str) -> None:
     """Servers of tools add up, and Anthropic's names may have 128 characters."""
+    tools = [tool_of(path, f"mcp__{number:0>123}", {}) for number in range(300)]
+    tools = [{"type": "namespace", "name": "a", "tools": tools}] if path == "responses" else tools
     with gateway(Pair(open_toy("toy", 2**17, 2))) as served:
-        for path in ("chat/completions", "messages", "responses"):
-            names = [f"mcp__{number:0>123}" for number in range(300)]
-            flat: list[dict[str, Any]] = [{"type": "function", "name": name} for name in names]
-            tools = {
-                "chat/completions": [tool(name) for name in names],
-                "messages": [{"name": name, "input_schema": {}} for name in names],
-                "responses": [{"type": "namespace", "name": "a", "tools": flat}],
-            }
-            answer = served.post(path, **plain(path, limit=2, model="skydraft", tools=tools[path]))
-            assert answer.status_code == 200, answer.text
+        answer = served.post(path, **plain(path, limit=2, model="skydraft", tools=tools))
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("calls", [[], None])
@@ -158,20 +149,9 @@ def test_a_call_without_arguments_may_be_written_in_any_way(served: Running) -> 
     def count(**arguments: Any) -> int:
         call = {"id": "1", "type": "function", "function": {"name": "f", **arguments}}
         turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "a"}]
-        body = {"messages": [*ASKED, *turns], "tools": [TOOL]}
-        answer = served.post("chat/completions/input_tokens", model="skydraft", **body)
-        return int(answer.json()["input_tokens"])
+        return num_read(served, CHAT, plain(CHAT, messages=[*ASKED, *turns], tools=[TOOL]))
 
     assert count() == count(arguments=None) == count(arguments="") == count(arguments="{}") == count(arguments={})
-
-
-def test_numbers_that_are_no_json_do_not_lose_an_answer(served: Running) -> None:
-    """Python's clients write NaN, as the default of a parameter for example, and a response repeats its tools."""
-    tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"default": float("nan")}}}}
-    for stream in (False, True):
-        body = json.dumps(plain("responses", tools=[tool], metadata={"a": float("inf")}, stream=stream))
-        answer = served.client.post(f"{served.v1}/responses", content=body)
-        assert answer.status_code == 200 and "NaN" not in answer.text and "Infinity" not in answer.text
 
 
 def test_a_salt_or_a_key_keeps_what_was_read_apart() -> None:
@@ -200,6 +180,10 @@ def fitting(schema: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
 
 
+def ours(**fields: Any) -> dict[str, Any]:
+    return {"skydraft": fields}
+
+
 WEB: Any = {"type": "web_search"}
 CALL, FLAT = {"function": {"name": "f"}}, {"type": "function", "name": "f" * 60}
 # Takes the second that it may take.
@@ -210,20 +194,16 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"temperature": 3}, "temperature", ""),
     (CHAT, {"continue_final_message": True}, "", "assistant"),
     (CHAT, {"logit_bias": {"99999": 1}}, "", "no id"),
-    (CHAT, {"skydraft": {"gate": "entropy"}}, "", "gate"),
-    (CHAT, {"skydraft": {"mode": "lossless", "hand_back": "soon"}}, "", "no hand-back 'soon'"),
-    (CHAT, {"skydraft": {"max_new_tokens": 3}}, "skydraft.max_new_tokens", "not permitted"),
+    (CHAT, ours(gate="entropy"), "", "gate"),
+    (CHAT, ours(max_new_tokens=3), "skydraft.max_new_tokens", "not permitted"),
     (CHAT, {"tools": [tool("time")], "tool_choice": tool("f")}, "tool_choice", "function"),
-    (CHAT, {"tool_choice": "required"}, "tool_choice", ""),
     (CHAT, {"tools": [tool("time")], "tool_choice": "maybe"}, "tool_choice", ""),
     ("responses", {"tools": [WEB], "tool_choice": WEB}, "tool_choice.type", "'function'"),
     ("responses", {"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
-    ("responses", {"tool_choice": {"type": "function", "name": "a"}}, "tool_choice", ""),
     ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", ""),
     ("messages", {"tools": [WEB | {"name": "look"}], "tool_choice": {"type": "tool", "name": "look"}}, "tool_choice",
      "Other tools are not run here"),
     (CHAT, {"tools": [tool('a"b')]}, "tools.0.name", ""),
-    ("messages", {"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", ""),
     ("responses", {"tools": [{"type": "namespace", "name": "a b", "tools": []}]}, "tools.0.name", ""),
     *((CHAT, {"tools": [each]}, "tools.0", "") for each in ({"type": 5}, 5, {})),
     (CHAT, must(parameters={"type": "string"}), "", "object"),
@@ -233,9 +213,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"response_format": {"type": "json_object"}, **forced("a")}, "skydraft.grammar", ""),
     (CHAT, fitting({"enum": ["上" * 400_000]}), "", ""),
     (CHAT, fitting(SLOW), "", ""),
-    ("responses", {"text": {"format": NOT_JSON}}, "", ""),
-    ("messages", {"output_config": {"format": NOT_JSON}}, "", ""),
-    (CHAT, {"skydraft": {"grammar": "regex:(a"}}, "", ""),
+    (CHAT, ours(grammar="regex:(a"), "", ""),
     (CHAT, {"stop": [str(number) for number in range(17)]}, "stop", "16"),
     ("messages", {"stop_sequences": ["a"] * 17}, "stop_sequences", "16"),
     *((CHAT, {"stop_token_ids": [each]}, "stop_token_ids", "") for each in (10**6, -1, 2**40)),
@@ -250,10 +228,17 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("messages", {"messages": ASKED * 4097}, "messages", "4096 turns"),
     ("completions", {"prompt": [5, 99999], "echo": True}, "prompt", "487"),
     ("completions", {"prompt": ["a"] * 9}, "prompt", "8"),
+    *(("completions", {"prompt": none}, "prompt", "") for none in ([""], [], [[]])),
     ("completions", {"prompt": "语" * 30_000}, "", "context"),
     (CHAT, {"prediction": {"type": "diff", "content": "a"}}, "prediction.type", ""),
     ("messages", {"output_config": {"effort": "huge"}}, "output_config.effort", "low"),
     (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", ""),
+    *((CHAT, ours(continue_ids=ids), "skydraft.continue_ids", "") for ids in ([10**6], [-1])),
+    *((CHAT, ours(continue_ids=ids), "", "") for ids in ([*open_toy("toy").vocab.end_ids], [5] * 5000)),
+    (CHAT, ours(logprobs=21), "skydraft.logprobs", ""),
+    (CHAT, ours(continue_ids=[5], grammar="regex:[0-9]{6}"), "", ""),
+    (CHAT, ours(continue_ids=[5]) | {"tools": [TOOL]}, "skydraft.continue_ids", "tools"),
+    ("completions", ours(continue_ids=[5]), "skydraft.continue_ids", "completions"),
 ]  # fmt: skip
 
 

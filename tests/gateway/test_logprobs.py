@@ -17,9 +17,9 @@ from skydraft.types import Prompt, Score
 from ..serving import serving
 from ..thinking.scripts import thinking_toy
 from ..toys import EOS, IDS, VOCAB
-from .interfaces import events_of
+from .interfaces import ALL_WHOLE, events_of
 from .running import Running, gateway, over
-from .test_openai_sdk import ASKED, expected, openai
+from .test_openai_sdk import openai
 
 TEXT = "语速快慢我"
 
@@ -60,21 +60,6 @@ def test_a_stream_has_the_same_log_probabilities(served: Running, client: openai
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         parts = [getattr(chunk.logprobs, name) for chunk in chunks if chunk.logprobs]
         assert len(parts) > 2 and [each for part in parts for each in part] == getattr(whole.logprobs, name)
-
-
-@pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "quality"])
-def test_a_chat_has_those_of_its_tokens(client: openai.OpenAI, mode: str) -> None:
-    options: Any = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": 20, "logprobs": True}
-    want = expected(mode, max_new_tokens=20)
-    whole = client.chat.completions.create(**options, top_logprobs=3).choices[0]
-    assert "".join(token.token for token in whole.logprobs.content) == whole.message.content == want.text
-    for token in whole.logprobs.content:
-        assert bytes(token.bytes).decode() == token.token and len(token.top_logprobs) == 3
-        assert token.logprob <= token.top_logprobs[0].logprob <= 0
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, top_logprobs=3, stream=True)]
-    assert [token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content] == whole.logprobs.content
-    plain = client.chat.completions.create(**options).choices[0].logprobs.content
-    assert all(token.top_logprobs == [] for token in plain) and len(plain) == 20
 
 
 def test_tokens_that_are_no_text_are_spelled_out_and_special_ones_named() -> None:
@@ -140,11 +125,16 @@ def test_a_stream_says_them_once_at_its_end_and_openais_field_beside_them(asked:
     options: Any = {"model": "skydraft-lossless", "max_tokens": NUM_TOKENS, "temperature": 0, "logprobs": True}
     options |= {"top_logprobs": 2, "skydraft": {"logprobs": 4, "token_ids": True, "k": 4}}
     whole = asked.chat(**options).json()
+    message, content = whole["choices"][0]["message"], whole["choices"][0]["logprobs"]["content"]
+    assert "".join(each["token"] for each in content) == message["content"]
+    assert all(bytes(each["bytes"]).decode() == each["token"] for each in content)
     chunks = events_of(asked.chat(**options, stream=True).text)
     told = [chunk["skydraft"]["logprobs"] for chunk in chunks if "logprobs" in chunk.get("skydraft", {})]
     assert told == [whole["skydraft"]["logprobs"]] and "stats" in chunks[-1]["skydraft"]
-    content = whole["choices"][0]["logprobs"]["content"]
-    assert {len(each["top_logprobs"]) for each in content} == {2}
+    streamed = [chunk["choices"][0].get("logprobs") for chunk in chunks if chunk["choices"]]
+    assert [each for run in streamed if run for each in run["content"]] == content
+    bare = asked.chat(max_tokens=3, logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert [len(each["top_logprobs"]) for each in (*bare, *content)] == [0] * 3 + [2] * NUM_TOKENS
     target = whole["skydraft"]["logprobs"]["target"]
     assert [each["logprob"] for each in content] == [each["logprob"] for each in target]
     assert [each["top_logprobs"] for each in content] == [each["top_logprobs"][:2] for each in target]
@@ -185,32 +175,18 @@ def test_one_token_is_asked_with_its_own_probability_and_nothing_is_written(aske
 
 
 def test_the_link_carries_log_probabilities_only_where_they_are_asked_for(asked: Running) -> None:
+    options: list[dict[str, Any]] = [{}, {"logprobs": 0}, {"logprobs": 5}]
+    plain, bare, told = (chat(asked, "lossless", **each)["skydraft"]["receipt"]["bytes_down"] for each in options)
     if asked.gateway.pair.far is None:
-        assert chat(asked, "lossless", logprobs=5)["skydraft"]["receipt"]["bytes_down"] == 0
-        return
-    plain, bare, told = (chat(asked, "lossless", **each)["skydraft"]["receipt"]["bytes_down"] for each in
-                         ({}, {"logprobs": 0}, {"logprobs": 5}))  # fmt: skip
-    assert plain < bare <= plain + 8 * NUM_TOKENS
-    assert bare + 20 * NUM_TOKENS <= told <= bare + 40 * NUM_TOKENS, (plain, bare, told)
-
-
-@pytest.mark.parametrize(("ours", "param"), [
-    ({"continue_ids": [10**6]}, "skydraft.continue_ids"), ({"continue_ids": [-1]}, "skydraft.continue_ids.0"),
-    ({"logprobs": 21}, "skydraft.logprobs"), ({"continue_ids": [*open_toy("toy").vocab.end_ids]}, None),
-    ({"continue_ids": [5] * 5000}, None), ({"continue_ids": [5], "grammar": "regex:[0-9]{6}"}, None),
-])  # fmt: skip
-def test_what_cannot_begin_an_answer_is_refused(served: Running, ours: dict[str, Any], param: str | None) -> None:
-    refused = served.chat(skydraft=ours)
-    assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert served.chat(tools=tools, skydraft={"continue_ids": [5]}).status_code == 400
-    assert served.post("completions", model="skydraft", prompt="a", skydraft={"continue_ids": [5]}).status_code == 400
+        assert plain == bare == told == 0
+    else:
+        assert plain < bare <= plain + 8 * NUM_TOKENS
+        assert bare + 20 * NUM_TOKENS <= told <= bare + 40 * NUM_TOKENS, (plain, bare, told)
 
 
 @pytest.mark.parametrize("more", [{}, {"grammar": "regex:[0-9]{6}"}, {"think_budget": 5}])
 def test_a_branch_within_or_after_thinking_is_the_same_text_and_counts_what_it_thinks(more: dict[str, Any]) -> None:
-    pair = Pair(thinking_toy(0.2, 2), thinking_toy(max_sequences=2))
-    with gateway(pair) as running:
+    with gateway(Pair(thinking_toy(0.2, 2), thinking_toy(max_sequences=2))) as running:
         whole = chat(running, "lossless", **more)
         token_ids, thought = whole["skydraft"]["token_ids"], whole["skydraft"]["stats"]["num_reasoning_tokens"]
         for cut in (1, 4, thought, thought + 2):
@@ -218,3 +194,5 @@ def test_a_branch_within_or_after_thinking_is_the_same_text_and_counts_what_it_t
             assert branch["skydraft"]["token_ids"] == token_ids[cut:]
             told = branch["usage"]["completion_tokens_details"]["reasoning_tokens"]
             assert told == max(thought - cut, 0) == branch["skydraft"]["stats"]["num_reasoning_tokens"]
+            answer, rest = (ALL_WHOLE["chat/completions"](each) for each in (whole, branch))
+            assert answer.thought.endswith(rest.thought) and answer.text.endswith(rest.text)

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import httpx2 as httpx
 import pytest
 
@@ -30,8 +29,6 @@ from ..serving import PATIENCE_S
 from ..test_walks import walk
 from .running import toy_pair
 
-ASKS = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
@@ -43,7 +40,7 @@ def url(listening: socket.socket) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def starting(listening: socket.socket, first: Callable[[], object], then: Callable[[], object] = lambda: None) -> None:
+def starting(listening: socket.socket, first: Callable[[], object], then: Callable[[], object]) -> None:
     """Start a gateway: one thing is done while its models load, one when it is ready; then it is stopped."""
     ended = list[Future[None]]()
 
@@ -62,47 +59,42 @@ def starting(listening: socket.socket, first: Callable[[], object], then: Callab
     ended[0].result()
 
 
-def test_everything_is_answered_at_once_and_says_why(listening: socket.socket) -> None:
-    def asked() -> None:
-        health = httpx2.get(f"{url(listening)}/health")
-        assert (health.status_code, health.json()) == (503, {"status": "starting"})
-        for answer in (
-            httpx2.post(f"{url(listening)}/v1/chat/completions", json={"messages": ["a" * 100_000]}),
-            httpx2.get(f"{url(listening)}/v1/models"),
-            httpx2.options(f"{url(listening)}/v1/models"),
-        ):
-            assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
-            assert answer.json()["error"]["message"] == "The gateway is starting: its models load."
+def said(connection: socket.socket) -> bytes:
+    """What is answered on a connection that asks for the gateway's health."""
+    connection.settimeout(PATIENCE_S)
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    while b"}" not in answer:
+        answer += connection.recv(65536)
+    return answer
 
-    starting(listening, asked)
+
+def test_while_models_load_all_is_answered_and_who_connected_is_served_then(listening: socket.socket) -> None:
+    with socket.socket() as silent, socket.socket() as asking:
+
+        def loading() -> None:
+            health = httpx.get(f"{url(listening)}/health")
+            assert (health.status_code, health.json()) == (503, {"status": "starting"})
+            for answer in (
+                httpx.post(f"{url(listening)}/v1/chat/completions", json={"messages": ["a" * 100_000]}),
+                httpx.get(f"{url(listening)}/v1/models"), httpx.options(f"{url(listening)}/v1/models"),
+            ):  # fmt: skip
+                assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+                assert answer.json()["error"]["message"] == "The gateway is starting: its models load."
+            for connection in (silent, asking):
+                connection.connect(listening.getsockname())
+            assert b"503" in said(asking).splitlines()[0]
+
+        def ready() -> None:
+            for connection in (asking, silent):
+                assert b"200" in said(connection).splitlines()[0]
+
+        starting(listening, loading, ready)
 
 
 def test_the_port_is_refused_before_a_model_is_loaded(listening: socket.socket) -> None:
     with pytest.raises(OptionError, match=r"Cannot listen on .*: Address already in use"):
         listen(ListenOptions(port=listening.getsockname()[1]))
-
-
-def test_who_connects_while_the_models_load_is_served_on_that_connection(listening: socket.socket) -> None:
-    def said(connection: socket.socket) -> bytes:
-        connection.settimeout(PATIENCE_S)
-        connection.sendall(ASKS)
-        answer = b""
-        while b"}" not in answer:
-            answer += connection.recv(65536)
-        return answer
-
-    with socket.socket() as silent, socket.socket() as asking:
-
-        def connect() -> None:
-            for connection in (silent, asking):
-                connection.connect(listening.getsockname())
-            assert b"503" in said(asking).splitlines()[0]
-
-        def ask_again() -> None:
-            assert b"200" in said(asking).splitlines()[0]
-            assert b"200" in said(silent).splitlines()[0]
-
-        starting(listening, connect, ask_again)
 
 
 @pytest.mark.parametrize("error", [EngineError("no such model"), KeyboardInterrupt(), None])

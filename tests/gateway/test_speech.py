@@ -43,33 +43,27 @@ def hearing() -> Iterator[Running]:
         yield running
 
 
-def test_a_recording_is_heard_as_by_the_python_interface(hearing: Running) -> None:
-    pair = hearing.gateway.pair
-    params = DecodingParams(max_new_tokens=60)
-    expected = skydraft.generate(edge=pair.edge, cloud=pair.cloud, audio=load_audio(CLIP), params=params).run()
-    for content in ([part()], [part(), {"type": "text", "text": CAPTION_PROMPT}]):
-        reply = hearing.chat(content, model="skydraft-lossless", max_tokens=60)
-        assert reply.json()["choices"][0]["message"]["content"] == expected.text != ""
+def test_each_turn_may_be_spoken_and_is_heard_as_by_the_python_interface(hearing: Running) -> None:
+    pair, params = hearing.gateway.pair, DecodingParams(max_new_tokens=30)
+    caption, answer = {"type": "text", "text": CAPTION_PROMPT}, {"role": "assistant", "content": "好。"}
 
+    def spoken(clip: Path, *more: Any) -> dict[str, Any]:
+        return {"role": "user", "content": [part(base64.b64encode(clip.read_bytes()).decode()), *more]}
 
-def test_each_turn_may_be_spoken_and_what_was_heard_before_is_not_heard_again(hearing: Running) -> None:
-    def asked(last: Path) -> str:
-        data = base64.b64encode(last.read_bytes()).decode()
-        earlier = [{"role": "user", "content": [part()]}, {"role": "assistant", "content": "好。"}]
-        talk = [*earlier, {"role": "user", "content": [part(data)]}]
-        reply = hearing.chat(talk, model="skydraft-lossless", max_tokens=30).json()
-        return str(reply["choices"][0]["message"]["content"])
+    def heard(clip: Path) -> dict[str, Any]:
+        return {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(clip)}
 
-    pair = hearing.gateway.pair
-    said = [
-        {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(CLIP)},
-        {"role": "assistant", "content": "好。"},
-        {"role": "user", "content": CAPTION_PROMPT, "audio": load_audio(OTHER)},
-    ]
-    params = DecodingParams(max_new_tokens=30)
-    alone = skydraft.generate(messages=said, edge=pair.edge, cloud=pair.cloud, params=params).run()
-    assert asked(OTHER) == asked(OTHER) == alone.text
-    assert len({asked(clip) for clip in CLIPS}) > 1, "what is said last must matter"
+    def asked(*talk: Any) -> Any:
+        reply = hearing.chat([*talk], model="skydraft-lossless", max_tokens=30).json()
+        return reply["choices"][0]["message"]["content"]
+
+    for talk, said in (
+        ([spoken(CLIP)], [heard(CLIP)]), ([spoken(CLIP, caption)], [heard(CLIP)]),
+        ([spoken(CLIP), answer, spoken(OTHER)], [heard(CLIP), answer, heard(OTHER)]),
+    ):  # fmt: skip
+        alone = skydraft.generate(messages=said, edge=pair.edge, cloud=pair.cloud, params=params).run()
+        assert asked(*talk) == asked(*talk) == alone.text != ""
+    assert len({asked(spoken(CLIP), answer, spoken(clip)) for clip in CLIPS}) > 1, "what is said last must matter"
 
 
 @pytest.mark.parametrize(("content", "says"), [

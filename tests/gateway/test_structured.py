@@ -22,40 +22,23 @@ from .test_fields import fitting, must, tool
 from .test_openai_sdk import openai
 
 pytest.importorskip("llguidance")
-ENOUGH = 200
-CITY: Any = {
-    "type": "object",
-    "properties": {"city": {"enum": ["上海", "北京"]}, "days": {"$ref": "#/$defs/days"}},
-    "required": ["city"],
-    "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
-}
-WEATHER: Any = {"type": "function", "function": {"name": "天气", "description": "the weather", "parameters": CITY}}
-TIME: Any = {"type": "function", "function": {"name": "time"}}
-SCHEMA_OF = {"天气": CITY, "time": {"type": "object", "additionalProperties": False}}
-
-
-def ask(client: openai.OpenAI, mode: str = "edge", **options: Any) -> Any:
-    asked: dict[str, Any] = {"model": f"skydraft-{mode}", "messages": ASKED, "max_tokens": ENOUGH} | options
-    return client.chat.completions.create(**asked)
+WEATHER, TIME = tool("天气", description="the weather", parameters=PARIS), tool("time")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_sdk_parses_answers_into_pydantic_models(client: openai.OpenAI, temperature: float) -> None:
-    texts = {}
-    for mode in ("edge", "quality", "lossless", "cloud"):
-        answer = client.chat.completions.parse(
-            model=f"skydraft-{mode}", messages=ASKED, response_format=Voice, max_tokens=ENOUGH, temperature=temperature,
-            seed=4, extra_body={"skydraft": {"k": 5}},
-        )  # fmt: skip
-        assert isinstance(answer.choices[0].message.parsed, Voice)
-        assert answer.choices[0].finish_reason == "stop"
-        texts[mode] = answer.choices[0].message.content
-    assert texts["lossless"] == texts["cloud"]
+def test_the_sdk_parses_answers_into_pydantic_models_and_what_is_cut_says_so(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    def parsed(mode: str, most: int = 200) -> Any:
+        options: Any = {"max_tokens": most, "temperature": temperature, "seed": 4, "extra_body": {"skydraft": {"k": 5}}}
+        asked: Any = {"model": f"skydraft-{mode}", "messages": ASKED, "response_format": Voice}
+        return client.chat.completions.parse(**asked, **options).choices[0]
 
-
-def test_what_is_cut_says_so(client: openai.OpenAI) -> None:
+    choices = {mode: parsed(mode) for mode in ("edge", "quality", "lossless", "cloud")}
+    assert {(type(each.message.parsed), each.finish_reason) for each in choices.values()} == {(Voice, "stop")}
+    assert choices["lossless"].message.content == choices["cloud"].message.content
     with pytest.raises(openai.LengthFinishReasonError):
-        client.chat.completions.parse(model="skydraft", messages=ASKED, response_format=Voice, max_tokens=3)
+        parsed("lossless", 3)
 
 
 def test_a_json_object_may_have_a_schema(served: Running) -> None:
@@ -67,18 +50,16 @@ def test_a_json_object_may_have_a_schema(served: Running) -> None:
         assert json.loads(of(served, path, plain(path, limit=60) | more).text) == {"city": "Paris"}
 
 
-MAIL: Any = {"type": "string", "format": "email", "pattern": r"^(?!\.)(?!.*\.\.)[a-z]+@[a-z]+$"}
-ABOUT = {"description": "d" * 70_000, "title": "t" * 70_000, "examples": ["e" * 70_000], "default": "e" * 70_000}
-# What no grammar follows: of these, what only narrows an answer is said.
+# What no grammar follows: tests/choosing/test_grammar.py has all of it.
 LOOSE: Any = {
-    "type": "object", "propertyNames": {"type": "string"}, "unevaluatedProperties": False, "required": ["to"],
-    "properties": {"to": MAIL, "a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}},
+    "type": "object", "propertyNames": {"type": "string"},
+    "properties": {"a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [fitting(LOOSE), must(parameters=LOOSE)])
-def test_what_no_grammar_follows_is_said(served: Running, more: Any) -> None:
-    assert served.chat(max_tokens=8, **more).json()["skydraft"]["left_out"] == ["pattern", "uniqueItems"]
+def test_what_no_grammar_follows_is_said_where_it_narrows_an_answer(served: Running, more: Any) -> None:
+    assert served.chat(max_tokens=8, **more).json()["skydraft"]["left_out"] == ["uniqueItems"]
 
 
 @pytest.mark.parametrize(("num", "status"), [(100, 200), (500, 400)])
@@ -87,57 +68,20 @@ def test_of_many_tools_the_grammar_counts_no_descriptions(num: int, status: int)
     tools = [tool(f"t{at}", parameters={"type": "object", "properties": props}) for at in range(num)]
     with gateway(Pair(open_toy("toy", 2**19))) as running:
         answer = running.chat(model="skydraft", max_tokens=1, tool_choice="required", tools=tools)
-        assert running.chat(model="skydraft", max_tokens=1, **fitting({**PARIS, **ABOUT})).status_code == 200
+        assert (
+            running.chat(model="skydraft", max_tokens=1, **fitting({**PARIS, "description": "d" * 70_000})).status_code
+            == 200
+        )
     assert answer.status_code == status, answer.text
 
 
-def check_calls(calls: Any) -> None:
-    assert 1 <= len(calls) <= 8 and len({call.id for call in calls}) == len(calls)
-    for call in calls:
-        jsonschema.validate(json.loads(call.function.arguments), SCHEMA_OF[call.function.name])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_stream_of_calls_is_the_same_answer(client: openai.OpenAI, seed: int) -> None:
-    options: dict[str, Any] = {
-        "model": "skydraft-lossless", "messages": ASKED, "tools": [WEATHER, TIME], "tool_choice": "required",
-        "max_tokens": 900, "temperature": 1.0, "seed": seed,
-    }  # fmt: skip
-    whole = client.chat.completions.create(**options).choices[0].message.tool_calls
-    with client.chat.completions.stream(**options) as stream:
-        kinds = [event.type for event in stream]
-        streamed = stream.get_final_completion().choices[0]
-    assert streamed.finish_reason == "tool_calls" and not streamed.message.content
-    told = [[(c.function.name, c.function.arguments) for c in calls] for calls in (streamed.message.tool_calls, whole)]
-    assert told[0] == told[1] and kinds.count("tool_calls.function.arguments.done") == len(whole) > 0
-
-
-def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(client: openai.OpenAI) -> None:
-    kinds = set()
+def test_with_auto_and_a_schema_the_answer_is_a_call_or_fits(served: Running) -> None:
+    kinds, body = set(), plain("chat/completions", limit=200, tools=[TIME], temperature=2.0, model="skydraft-edge")
     for seed in range(12):
-        options = fitting({"enum": ["快", "<慢"]})
-        message = ask(client, tools=[TIME], temperature=2.0, seed=seed, **options).choices[0].message
-        if message.tool_calls:
-            check_calls(message.tool_calls)
-        else:
-            assert json.loads(message.content or "") in ("快", "<慢")
-        kinds.add(bool(message.tool_calls))
+        told = of(served, "chat/completions", body | fitting({"enum": ["快", "<慢"]}) | {"seed": seed})
+        assert set(told.calls) == {("time", "{}", True)} or json.loads(told.text) in ("快", "<慢")
+        kinds.add(bool(told.calls))
     assert kinds == {False, True}
-
-
-def test_a_loop_of_three_turns_renders_calls_and_results_as_the_template_does(client: openai.OpenAI) -> None:
-    messages: list[Any] = list(ASKED)
-    template, tools = open_toy("toy").vocab, {"tools": [WEATHER, TIME], "tool_choice": "required"}
-    for turn in range(3):
-        answer = ask(client, "lossless", **tools, messages=messages, seed=turn, temperature=1.0, max_tokens=900)
-        rendered = render(template, conversation(messages), [WEATHER, TIME])
-        assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
-        message = answer.choices[0].message
-        check_calls(message.tool_calls)
-        messages.append(message.model_dump(exclude_none=True))
-        messages += [{"role": "tool", "tool_call_id": call.id, "content": "9度"} for call in message.tool_calls]
-    last = ask(client, "lossless", messages=messages, tools=[WEATHER, TIME], tool_choice="none", max_tokens=12)
-    assert last.choices[0].message.content and not last.choices[0].message.tool_calls
 
 
 def test_a_gateway_without_grammars_and_one_whose_models_are_taken_say_so() -> None:
@@ -148,26 +92,31 @@ def test_a_gateway_without_grammars_and_one_whose_models_are_taken_say_so() -> N
     assert (refusal.status, refusal.code, "Retry-After" in refusal.headers) == (503, "busy", True)
 
 
-def test_tools_reach_the_template_with_all_their_keys() -> None:
+def test_tools_calls_and_results_reach_the_template_with_all_their_keys() -> None:
     parameters = {"properties": {"z": {"type": "string"}, "a": {}}, "type": "object"}
     function = {"name": "f", "description": "d", "parameters": parameters, "strict": True, "$x": 1}
-    told = {"type": "function", "function": function}
-    with written_by("{{ raise_exception(tools | tojson) }}{# <tool_call> #}") as running:  # an error
-        answer = running.chat(tools=[{**told, "cache_control": {}}], max_tokens=1)
-    assert json.dumps([told]) in answer.json()["error"]["message"], answer.text
+    told, call = {"type": "function", "function": function}, {"name": "f", "arguments": {"z": "慢"}}
+    turns: Any = [
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "1", "function": call}]},
+        {"role": "tool", "content": "9度", "tool_call_id": "1"},
+    ]
+    for shown, want in (("tools", [told]), ("messages[1:]", turns)):
+        with written_by(f"{{{{ raise_exception({shown} | tojson) }}}}{{# tools <tool_call> #}}") as running:  # an error
+            options: Any = {"tools": [{**told, "cache_control": {}}], "tool_choice": "required"}
+            answer = running.chat([*ASKED, *turns], **options)
+            assert json.dumps(want, ensure_ascii=False) in answer.json()["error"]["message"], answer.text
 
 
 JSON = {"response_format": {"type": "json_object"}}
 
 
 @pytest.mark.parametrize("body", [{}, {"tool_choice": "required"}, {"tool_choice": "none"}, JSON])
-def test_where_a_call_is_free_the_system_prompt_says_so(client: openai.OpenAI, body: Any) -> None:
-    template = open_toy("toy").vocab
-    messages = conversation(ASKED)
+def test_where_a_call_is_free_the_system_prompt_says_so(served: Running, body: Any) -> None:
+    vocab, messages = open_toy("toy").vocab, conversation(ASKED)
     tools = [] if body.get("tool_choice") == "none" else [WEATHER]
-    rendered = render(template, messages if body else may_answer(messages), tools)
-    answer = ask(client, "lossless", messages=ASKED, tools=[WEATHER], max_tokens=4, **body)
-    assert answer.usage and answer.usage.prompt_tokens == len(template.encode(rendered))
+    rendered = render(vocab, messages if body else may_answer(messages), tools)
+    answer = served.chat(tools=[WEATHER], max_tokens=4, **body).json()
+    assert answer["usage"]["prompt_tokens"] == len(vocab.encode(rendered))
 
 
 NO_CHECK: list[Any] = [{"tool_choice": "none"}, {"model": "skydraft-edge", "skydraft": {}}]

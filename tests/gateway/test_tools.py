@@ -2,19 +2,18 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import pytest
 
 from skydraft.decoding.accounts.receipt import Sent, receipt_of
 from skydraft.decoding.accounts.stats import stats_of
 from skydraft.decoding.request import GenerateRequest
-from skydraft.engines.toy import ToyEngine, open_toy
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.toy import ToyEngine, character_vocab, open_toy
 from skydraft.gateway.desk import Began, Ended, Event, Wrote
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Order
@@ -25,64 +24,43 @@ from skydraft.types import DraftBlock, FinishReason, LinkCost, Round, StepRecord
 from .interfaces import (
     ALL_WHOLE,
     ARGUMENTS,
-    COUNTS,
     ENDS,
     KINDS,
-    QUESTION,
     STREAM,
     TEXT,
     WHOLE,
     Told,
     ask,
     body_of,
-    call_text,
     events_of,
     forced,
     is_object,
+    num_read,
+    num_used,
     plain,
+    tool_of,
 )
 from .running import Running, gateway
 
 pytest.importorskip("llguidance")
-SPAWN = {
-    "type": "function", "name": "spawn_agent", "description": "begin an agent", "strict": False,
-    "parameters": {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
-}  # fmt: skip
-EXEC = {"type": "function", "name": "exec_command", "parameters": {"type": "object", "properties": {}}}
-AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [SPAWN, {**EXEC, "strict": True}]}
-OTHERS: list[dict[str, Any]] = [
-    {"type": "web_search", "external_web_access": True}, {"type": "what_comes_next"}, {"type": "local_shell"},
-    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
-    {"type": "mcp", "server_label": "x", "server_url": "https://x.example"},
-]  # fmt: skip
-
-
-def respond(served: Running, path: str = "responses", **body: Any) -> httpx.Response:
-    return served.post(path, **{"model": "skydraft-lossless", "input": "语速", "max_output_tokens": 8} | body)
-
-
-def num_tokens(served: Running, **body: Any) -> int:
-    answer = respond(served, "responses/input_tokens", **body)
-    assert answer.status_code == 200, answer.text
-    return int(answer.json()["input_tokens"])
-
-
-LEFT_OUT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-    "responses": (OTHERS, EXEC),
-    "chat/completions": ([{"type": "custom", "custom": {}}], {"type": "function", "function": {"name": "f"}}),
-    "messages": (
-        [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}],
-        {"name": "f", "input_schema": {"type": "object"}},
-    ),
+# Tools that are no functions.
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "responses": [
+        {"type": "web_search", "external_web_access": True}, {"type": "what_comes_next"}, {"type": "local_shell"},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}},
+        {"type": "mcp", "server_label": "x", "server_url": "https://x.example"},
+    ],
+    "chat/completions": [{"type": "custom", "custom": {}}],
+    "messages": [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}],
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", LEFT_OUT)
+@pytest.mark.parametrize("path", WHOLE)
 def test_tools_that_are_not_functions_are_left_out_and_said(served: Running, path: str) -> None:
-    others, function = LEFT_OUT[path]
+    others, function = OTHERS[path], tool_of(path)
 
     def count(*tools: dict[str, Any]) -> int:
-        return int(served.post(COUNTS[path], **plain(path, tools=tools)).json()["input_tokens"])
+        return num_read(served, path, plain(path, tools=tools))
 
     assert count(*others, function) == count(function) and count(*others) == count()
     told = json.dumps(sorted(tool["type"] for tool in others), separators=(",", ":"))
@@ -90,50 +68,6 @@ def test_tools_that_are_not_functions_are_left_out_and_said(served: Running, pat
         answer = served.post(path, **plain(path, tools=[*others, function], stream=stream))
         assert answer.status_code == 200 and (path == "messages" or f'"left_out":{told}' in answer.text), answer.text
     assert "left_out" not in served.post(path, **plain(path, tools=[function])).text
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_functions_of_a_namespace_are_called_by_both_names_and_come_back_so(served: Running, stream: bool) -> None:
-    """Clients look a call up by namespace and name; the two joined are an unknown tool to them."""
-    tools = [EXEC, AGENTS]
-    for written, name, namespace in (
-        ("agents.spawn_agent", "spawn_agent", "agents"), ("exec_command", "exec_command", None),
-        ("agents.exec_command", "exec_command", "agents"),
-    ):  # fmt: skip
-        script = forced(call_text(written, {"task": "a"}))
-        answer = respond(served, tools=tools, max_output_tokens=300, stream=stream, **script)
-        if stream:
-            items = [event["item"] for event in events_of(answer.text) if "output_item" in event["type"]]
-            assert len(items) == 2
-        else:
-            items = answer.json()["output"]
-        called = ("function_call", name, namespace)
-        assert {(item["type"], item["name"], item.get("namespace")) for item in items} == {called}
-        call = {"type": "function_call", "call_id": "1", "arguments": "{}"}
-        counts = {
-            num_tokens(served, input=[{"role": "user", "content": "a"}, call | item, {"role": "user", "content": "b"}])
-            for item in ({"name": written}, {"name": name, "namespace": namespace})
-        }
-        assert len(counts) == 1
-
-
-@pytest.mark.parametrize(("kind", "more"), [("custom_tool_call", {"input": "*** Begin"}), ("function_call", {})])
-def test_calls_of_custom_tools_are_read_as_those_of_functions(served: Running, kind: str, more: Any) -> None:
-    question, known = {"role": "user", "content": "语速"}, {"call_id": "c", "name": "patch"}
-    counts = {
-        num_tokens(served, input=[question, call, {"type": f"{call['type']}_output", "call_id": "c", "output": "好"}])
-        for call in (
-            {"type": kind, **known, **more},
-            {"type": "function_call", "arguments": more.get("input"), **known},
-        )
-    }
-    assert len(counts) == 1
-
-
-def test_a_function_in_the_shape_of_chats_is_taken(served: Running) -> None:
-    """Many clients send chat completions' tools to `/v1/responses`."""
-    function = {key: SPAWN[key] for key in SPAWN if key != "type"}
-    assert num_tokens(served, tools=[{"type": "function", "function": function}]) == num_tokens(served, tools=[SPAWN])
 
 
 @pytest.mark.parametrize("path", WHOLE)
@@ -150,23 +84,11 @@ def test_a_call_that_ends_with_the_stop_string_is_whole(served: Running, path: s
 def test_where_one_call_is_allowed_the_text_ends_with_it(served: Running, path: str) -> None:
     for text in (f"好。\n{TEXT}\n{TEXT}\n云", json.dumps({"name": "get_weather", "arguments": {}}) * 2):
         body = body_of(path, "auto", one=True) | forced(text)
-        told, usage = ask(served, path, body), served.client.post(f"{served.v1}/{path}", json=body).json()["usage"]
+        told, used = ask(served, path, body), num_used(path, served.post(path, **body).json())
         assert told.is_for_calls and len(told.calls) == 1 and isinstance(told.parts[-1], tuple)
-        num_tokens = usage["completion_tokens" if path == "chat/completions" else "output_tokens"]
-        assert num_tokens == text.index("}}") + 2
+        assert used[1] == text.index("}}") + 2
     told = ask(served, path, body_of(path, "auto", one=True) | forced("好。云"))
     assert told.text == "好。云" and not told.calls
-
-
-@pytest.mark.parametrize("stops", [["zz", "天", "Paris"], ["arr", "Paris", "Par"], ["<", "ris"]])
-def test_the_stop_sequence_that_matched_is_named(served: Running, stops: list[str]) -> None:
-    text = "London, Paris, Rome"
-    at = {stop: text.find(stop) for stop in stops if stop in text}
-    first = min(at, key=lambda stop: (at[stop], len(stop)))
-    body = {"model": "skydraft-lossless", "messages": QUESTION, "max_tokens": 99, "stop_sequences": stops}
-    told = ask(served, "messages", body | forced(text))
-    assert told == Told((text[: at[first]],), False, ("stop_sequence", first))
-    assert ask(served, "messages", body | forced("Rome")).ending == ("end_turn", None)
 
 
 VOCAB = open_toy("toy", 512, 1).vocab
@@ -201,8 +123,8 @@ def written(ask: Ask, pieces: Seq[str], finish: FinishReason) -> Iterator[Event]
     yield Ended(ended, reader.finish(), "?", stats_of([record]), receipt_of(Sent(), (), (), LinkCost()))
 
 
-def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishReason) -> Told:
-    """What a client has of them, which is the same whole and streamed."""
+def both(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishReason) -> tuple[Told, Told]:
+    """What a client has of them, whole and streamed."""
     answer: Any = KINDS[path]
     ask: Ask = answer.reads.model_validate(body).to_ask()
     whole, streamed = (answer(Order(ask, [GenerateRequest(asked("a"))]), VOCAB) for _ in range(2))
@@ -210,8 +132,13 @@ def told_of(path: str, body: dict[str, Any], pieces: Seq[str], finish: FinishRea
     for event in events:
         list(whole.take(0, event))
     chunks = [*streamed.first(), *(chunk for event in events for chunk in streamed.take(0, event)), *streamed.last()]
-    told = ALL_WHOLE[path](json.loads(json.dumps(whole.whole())))
-    assert told == STREAM[path](events_of(b"".join(map(streamed.as_event, chunks)).decode()))
+    text = b"".join(map(streamed.as_event, chunks)).decode()
+    return ALL_WHOLE[path](json.loads(json.dumps(whole.whole()))), STREAM[path](events_of(text))
+
+
+def told_of(*given: Any) -> Told:
+    told, streamed = both(*given)
+    assert told == streamed
     return told
 
 
@@ -251,6 +178,13 @@ def as_read(arguments: str) -> str:
     return json.dumps(json.loads(arguments)) if is_object(arguments) else arguments
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+def test_a_number_in_a_call_that_no_double_holds_is_the_largest(number: str) -> None:
+    said = TEXT.replace(ARGUMENTS, f'{{"x": {number}}}')
+    told, _ = both("messages", body_of("messages", schema={"type": "object"}), [said], "eos")
+    assert [abs(json.loads(arguments)["x"]) for _, arguments, _ in told.calls] == [sys.float_info.max]
+
+
 @pytest.mark.parametrize("path", ALL_WHOLE)
 @pytest.mark.parametrize(("finish", "end"), [("content_filter", "filter"), ("length", "length")])
 def test_a_text_that_a_filter_or_the_length_ended_says_so(path: str, finish: FinishReason, end: str) -> None:
@@ -258,27 +192,19 @@ def test_a_text_that_a_filter_or_the_length_ended_says_so(path: str, finish: Fin
     assert (told.text, told.ending, told.is_for_calls) == ("语速", ENDS[path][end], False)
 
 
-CALL = json.dumps({"name": "weather", "arguments": {"city": "上海", "days": 1}}, ensure_ascii=False)
-PIECES = ["?", "!", CALL, "晴，", "25 度"]
-PARAMETERS = {"properties": {"city": {}, "days": {}}}
-TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
-
-
 def unsure_engine() -> ToyEngine:
     """A model that calls in 6 of 10 cases when it is told of tools, and says how the weather is otherwise."""
-    ids = [*(piece.encode() for piece in PIECES), *(bytes([byte]) for byte in range(256)), b"<eos>"]
-    end = len(ids) - 1
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '?' if tools else '!' }}{# <tool_call> #}"
-
-    def encode(text: str) -> list[int]:
-        return [{ord("?"): 0, ord("!"): 1}.get(byte, byte + len(PIECES)) for byte in text.encode()]
-
-    vocab = Vocab(ids, encode, special_ids=[end], end_ids=[end], chat_template=template, eos_text="<eos>")
+    call = json.dumps({"name": "weather", "arguments": {"city": "上海", "days": 1}}, ensure_ascii=False)
+    vocab = character_vocab(("?", "!", call, "晴，25 度"))
+    vocab.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '?' if tools else '!' }}{# <tool_call> #}"
+    )
+    asked, plain, called, said = range(4)
     by_last = np.zeros((vocab.size, vocab.size), np.float32)
-    for before, after in ((1, 3), (3, 4), (2, end), (4, end)):
+    for before, after in ((plain, said), (called, vocab.size - 1), (said, vocab.size - 1)):
         by_last[before, after] = 100
-    by_last[0] = -100
-    by_last[0, 2:4] = np.log([0.6, 0.4])
+    by_last[asked] = -100
+    by_last[asked, [called, said]] = np.log([0.6, 0.4])
     engine = ToyEngine(vocab, by_last, name="unsure")
     engine.max_sequences = 4
     return engine
@@ -294,9 +220,10 @@ def unsure() -> Iterator[Running]:
 @pytest.mark.parametrize(("body", "calls"), [
     ({}, False), ({"tool_choice": "auto"}, False), ({"skydraft": {"min_call_prob": 0.7}}, False),
     ({"skydraft": {"min_call_prob": 0.5}}, True), ({"skydraft": {"min_call_prob": 0}}, True),
-    ({"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}, True), ({"tools": []}, False),
+    ({"tools": []}, False),
 ])  # fmt: skip
 def test_an_unlikely_call_is_an_answer_in_words(unsure: Running, mode: str, body: Any, calls: bool) -> None:
-    answer = unsure.chat([{"role": "user", "content": "天气"}], **{"model": f"skydraft-{mode}", "tools": TOOLS} | body)
+    tools = [tool_of("chat/completions", "weather", {"properties": {"city": {}, "days": {}}})]
+    answer = unsure.chat("天气", **{"model": f"skydraft-{mode}", "tools": tools} | body)
     message = answer.json()["choices"][0]["message"]
     assert bool(message.get("tool_calls")) == calls and (calls or message["content"] == "晴，25 度")

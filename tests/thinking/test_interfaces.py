@@ -1,6 +1,5 @@
 """Thinking in the three interfaces: whole is streamed, tools and schemas come after it, and what clients ask for."""
 
-import json
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -12,14 +11,13 @@ from skydraft.errors import OptionError
 from skydraft.gateway.pair import Pair
 from skydraft.gateway.requests import Defaults
 
-from ..gateway.interfaces import ALL_WHOLE, ask, call_text, events_of, plain
+from ..gateway.interfaces import ALL_WHOLE, WHOLE, ask, call_text, events_of, plain, tool_of
 from ..gateway.running import Running, gateway, written_by
 from .scripts import LEVELLED, OPENED, SWITCHED, pair_of
 
 SCRIPT = "<think>\nhm, 2?\n</think>\n\nIt is 4."
 ASKED = [{"role": "user", "content": "快"}]
-PATHS = ("chat/completions", "responses", "messages")
-CALL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"a": {"const": "b"}}}}
+CALL = ("f", {"type": "object", "properties": {"a": {"const": "b"}}})  # a function and its parameters
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +32,14 @@ def said(path: str, body: dict[str, Any]) -> tuple[str, str]:
     return told.thought, told.text
 
 
-def tool_of(path: str) -> dict[str, Any]:
-    flat, theirs = {"type": "function", **CALL}, {"name": "f", "input_schema": CALL["parameters"]}
-    return {"messages": theirs, "responses": flat}.get(path, {"type": "function", "function": CALL})
-
-
-def num_read(body: dict[str, Any]) -> int:
-    used = body["usage"]
+def num_prompt(answer: Any) -> int:
+    """Tokens of a prompt that was answered."""
+    used = answer["usage"]
     return int(used.get("prompt_tokens") or used["input_tokens"] + used.get("cache_read_input_tokens", 0))
 
 
 @pytest.mark.parametrize("limit", [2, 6, 14, 15, 64])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", WHOLE)
 def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     body = plain(path, "快", limit)
     told = ask(served, path, body)
@@ -54,17 +48,6 @@ def test_whole_is_streamed(served: Running, path: str, limit: int) -> None:
     name = "thinking" if path == "messages" else "reasoning"
     for stream in (False, True):
         assert f'{name}_tokens":{min(limit, 12)}' in served.post(path, **body, stream=stream).text
-
-
-def test_what_an_answer_begins_with_is_told_apart_and_not_counted(served: Running) -> None:
-    asked = {"model": "skydraft-lossless", "max_tokens": 60}
-    ids = served.chat("快", **asked, skydraft={"token_ids": True}).json()["skydraft"]["token_ids"]
-    for length, (thought, text) in {5: (" 2?", "It is 4."), 10: ("", "It is 4."), 14: ("", " is 4.")}.items():
-        given = {"continue_ids": ids[:length], "continue_as_prompt": length < 10}
-        answer = served.chat("快", **asked, skydraft=given).json()
-        told = said("chat/completions", answer)
-        assert told[0] == thought and told[1].endswith(text)
-        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= max(12 - length, 0)
 
 
 ORDER = {
@@ -92,10 +75,10 @@ CALLING = call_text("f", {"a": "b"})
 CALLED = ("f", '{"a": "b"}', True)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", WHOLE)
 def test_calls_come_after_the_thinking_and_within_one_that_never_ends(path: str) -> None:
     """Models of Qwen's call so now and then, and agents stopped: nothing was said, and nothing was called."""
-    body = plain(path, "快", 200, tools=[tool_of(path)])
+    body = plain(path, "快", 200, tools=[tool_of(path, *CALL)])
     for script, calls, text in (
         (f"<tool_call>?\n</think>\n\n{CALLING}", 1, ""), (f"{CALLING}\n</think>\n\nno", 0, "no"),
         (f"hm, <tool_call>?\n{CALLING}", 1, ""), (f"{CALLING}\n{CALLING}", 2, ""), ("<tool_call>?", 0, ""),
@@ -110,7 +93,7 @@ def test_what_a_grammar_rules_comes_after_the_thinking() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for script, more, part in (
-        (CALLING, {"tools": [tool_of("chat/completions")], "tool_choice": "required"}, CALLED),
+        (CALLING, {"tools": [tool_of("chat/completions", *CALL)], "tool_choice": "required"}, CALLED),
         ('{"a": 1}', {"response_format": form}, '{"a": 1}'),
     ):  # fmt: skip
         with gateway(Pair(*pair_of(f"<think>\n<tool_call>?\n</think>\n\n{script}"))) as running:
@@ -132,7 +115,7 @@ def test_thinking_is_turned_off_as_each_client_says_it() -> None:
         for path, asked in OFF:
             answer, on = (running.post(path, **plain(path, "快", 64, **more)) for more in (asked, {}))
             assert answer.status_code == 200 and said(path, answer.json()) == ("", "abc"), answer.text
-            assert num_read(answer.json()) - num_read(on.json()) == 6  # the tags that the template writes
+            assert num_prompt(answer.json()) - num_prompt(on.json()) == 6  # the tags that the template writes
 
 
 def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: Running) -> None:
@@ -143,19 +126,22 @@ def test_budgets_and_levels_reach_the_model_and_what_cannot_is_refused(served: R
         assert ask(served, path, plain(path, "快", 64, **asked)).thought == "h", path
     with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:  # no tags
         low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
-        assert num_read(high) == num_read(low) + 1 and "left_out" not in low["skydraft"]
+        assert num_prompt(high) == num_prompt(low) + 1 and "left_out" not in low["skydraft"]
     with gateway(Pair(*pair_of("ab</think>c", LEVELLED))) as running:
-        levels = {level: num_read(running.chat("快", reasoning_effort=level).json()) for level in ("low", "high")}
+        levels = {level: num_prompt(running.chat("快", reasoning_effort=level).json()) for level in ("low", "high")}
         assert levels["high"] == levels["low"] + 1
         for effort, thinking in (("high", {"type": "adaptive"}), ("low", {"type": "adaptive"}), ("low", None)):
             more = {"output_config": {"effort": effort}, "thinking": thinking}
             told = running.post("messages", **plain("messages", "快", 64, **more))
-            assert num_read(told.json()) == levels[effort]
+            assert num_prompt(told.json()) == levels[effort]
         told = running.chat("快", thinking={"type": "disabled"})
         assert told.status_code == 200 and told.json()["skydraft"]["left_out"] == ["thinking"]
         assert running.chat("快", reasoning_effort="ultra").status_code == 400
-        asked = running.post("completions", model="skydraft-lossless", prompt="a", reasoning_effort="low")
+        asked = running.post("completions", **plain("completions", reasoning_effort="low"))
         assert asked.json()["skydraft"]["left_out"] == ["thinking"]
+    with written_by("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}") as running:  # no tags
+        low, high = (running.chat("快", reasoning_effort=level).json() for level in ("low", "high"))
+        assert high["usage"]["prompt_tokens"] == low["usage"]["prompt_tokens"] + 1 and "left_out" not in low["skydraft"]
 
 
 def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_agents_always_send() -> None:
@@ -172,40 +158,44 @@ def test_a_model_that_does_not_think_refuses_what_is_meant_and_passes_over_what_
         assert answer.json()["skydraft"]["left_out"] == ["thinking"]
 
 
-def test_what_was_thought_comes_back_to_the_template() -> None:
-    """With the results of tools; what was thought before the last question is left out."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    use = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
-    thinking = {"type": "thinking", "thinking": "abc", "signature": "x"}
-    turns: dict[str, list[Any]] = {
+def with_thought(thought: str) -> dict[str, list[Any]]:
+    """Turns of each interface: an assistant that has thought and called a tool, and what it gave."""
+    call, use = {"id": "1", "function": {"name": "f"}}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    lines = thought.split("\n")
+    return {
         "chat/completions": [
-            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "abc"},
+            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": thought},
             {"role": "tool", "tool_call_id": "1", "content": "高"}],
         "messages": [
-            {"role": "assistant", "content": [thinking, use]},
+            {"role": "assistant", "content": [*({"type": "thinking", "thinking": line} for line in lines), use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]}],
         "responses": [
-            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "abc"}]},
+            *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": line}]} for line in lines),
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "高"}],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_what_was_thought_comes_back_to_the_template(path: str) -> None:
+    """With the results of tools; what was thought before the last question is left out."""
+    name = "input" if path == "responses" else "messages"
+    bodies = [
+        plain(path, "快", 64, tools=[tool_of(path, *CALL)], **{name: [*ASKED, *with_thought(thought)[path]]})
+        for thought in ("a\nc", "")
+    ]
     with gateway(Pair(*pair_of("b", "{# tools <tool_call> #}" + SWITCHED))) as running:
-        for path, given in turns.items():
-            used, name = [], "input" if path == "responses" else "messages"
-            for thought in ("abc", ""):
-                said = {name: [*ASKED, *json.loads(json.dumps(given).replace("abc", thought))]}
-                body = plain(path, "", 4, tools=[tool_of(path)]) | said
-                used.append(num_read(running.post(path, **body).json()))
-            assert used[0] - used[1] == len("abc") + 6, path  # and tags with their line breaks
+        much, none = (num_prompt(running.post(path, **body).json()) for body in bodies)
+    assert much - none == len("a\nc") + 6  # and tags with their line breaks
 
 
 def test_a_gateway_has_a_default() -> None:
     with gateway(Pair(*pair_of(NOTHING)), defaults=Defaults(DecodingParams(), think="off")) as running:
-        off = num_read(running.chat("快", max_tokens=64).json())
-        assert off - num_read(running.chat("快", max_tokens=64, reasoning_effort="high").json()) == 6
+        off = num_prompt(running.chat("快", max_tokens=64).json())
+        assert off - num_prompt(running.chat("快", max_tokens=64, reasoning_effort="high").json()) == 6
         # Of every request of Claude Code.
         adaptive = {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
-        assert num_read(running.post("messages", **plain("messages", "快", 64, **adaptive)).json()) == off
+        assert num_prompt(running.post("messages", **plain("messages", "快", 64, **adaptive)).json()) == off
     budget = Defaults(DecodingParams(think_budget=3))
     with gateway(Pair(*pair_of(SCRIPT)), defaults=budget) as running:
         answer = running.chat("快", model="skydraft-lossless", max_tokens=64).json()

@@ -92,7 +92,6 @@ class FakeGateway:
         self.cloud = "up"
         self.key = ""
         self.takes_audio = False
-        self.is_silent = False
 
     def start(self) -> None:
         config = uvicorn.Config(self._app(), port=self.port, log_level="critical", lifespan="off", ws="none")
@@ -107,15 +106,11 @@ class FakeGateway:
 
     def _app(self) -> Starlette:
         files = PageFiles()
-        return Starlette(
-            routes=[
-                Route("/", files.index),
-                Mount("/page", files),
-                Route("/health", self._health),
-                Route("/v1/models", self._checked(self._models)),
-                Route("/v1/chat/completions", self._checked(self._chat), methods=["POST"]),
-            ]
-        )
+        asked = [
+            Route("/health", self._health), Route("/v1/models", self._checked(self._models)),
+            Route("/v1/chat/completions", self._checked(self._chat), methods=["POST"]),
+        ]  # fmt: skip
+        return Starlette(routes=[Route("/", files.index), Mount("/page", files), *asked])
 
     def _checked(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -126,11 +121,9 @@ class FakeGateway:
         return endpoint
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=502) if self.is_silent else JSONResponse({"status": "ok", "cloud": self.cloud})
+        return JSONResponse({"status": "ok", "cloud": self.cloud})
 
     async def _models(self, request: Request) -> Response:
-        if self.is_silent:
-            return Response(status_code=502)
         ids = ["skydraft", *(f"skydraft-{mode}" for mode in MODES)]
         known = {"edge": "tiny-edge", "cloud": "tiny-cloud", "default_mode": "quality", "modes": list(MODES),
                  "takes_audio": self.takes_audio, "context": 4096}  # fmt: skip
@@ -150,29 +143,25 @@ class FakeGateway:
         head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 0, "model": model}
         begin = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
         usage = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}}
-        complete = False
+        ended = False
         try:
             yield ": ping\n\n"
             for step in [begin, *reply, usage]:
                 if step is CUT:
-                    complete = True
+                    ended = True
                     return
-                if isinstance(step, dict):
-                    yield f"data: {json.dumps({**head, **step}, ensure_ascii=False)}\n\n"
+                if isinstance(step, threading.Event):
+                    while not step.is_set():
+                        await asyncio.sleep(0.01)
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
                 else:
-                    await _hold(step)
-                if isinstance(step, dict) and "error" in step:
-                    break
+                    event: Any = step
+                    yield f"data: {json.dumps({**head, **event}, ensure_ascii=False)}\n\n"
+                    if "error" in event:
+                        break
             yield "data: [DONE]\n\n"
-            complete = True
+            ended = True
         finally:
-            if not complete:
+            if not ended:
                 self.deserted.append(number)
-
-
-async def _hold(step: object) -> None:
-    if isinstance(step, threading.Event):
-        while not step.is_set():
-            await asyncio.sleep(0.01)
-    elif isinstance(step, float):
-        await asyncio.sleep(step)

@@ -39,14 +39,6 @@ def test_axe_finds_nothing_grave_and_nothing_is_wider_than_a_small_phone(
     assert not is_too_wide(page)
 
 
-def test_a_conversation_of_two_turns(page: Any) -> None:
-    answered(page, "Hello")
-    assert page.locator(".run").count() >= 1
-    answered(page, "And again", 2)
-    expect(page.locator(".said p")).to_have_text(["Hello", "And again"])
-    expect(page.locator("#announce")).to_contain_text("Answer ready")
-
-
 @pytest.mark.parametrize(("locale", "lang", "other"), [("en-GB", "en", "zh-CN"), ("zh-TW", "zh-CN", "en")])
 def test_the_language_of_the_browser_and_the_other(open_page: Pages, locale: str, lang: str, other: str) -> None:
     page = open_page(locale=locale)

@@ -27,13 +27,6 @@ def gateway() -> Iterator[str]:
         yield running.url
 
 
-@pytest.fixture(scope="module")
-def remote() -> Iterator[str]:
-    # A busy machine is slow.
-    with serving(open_toy("toy")) as server, over(skydraft.connect(server.address, require=True)) as running:
-        yield running.url
-
-
 def written(page: Any, mode: str, temperature: float = 0, **more: Any) -> str:
     """The text of an answer of 24 tokens."""
     values = json.dumps({"mode": mode, "temperature": temperature, "maxTokens": 24, "rendered": False} | more)
@@ -92,51 +85,49 @@ def test_the_token_that_was_there_gives_the_same_text_and_another_gives_a_branch
 
 
 def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing(
-    open_page: Pages, remote: str, expected: list[str]
+    open_page: Pages, expected: list[str]
 ) -> None:
-    expected.append(remote)
-    page = open_page()
-    page.goto(remote)
-    written(page, "lossless")
-    go_to(page, 1)
-    expect(page.locator("#token-facts")).to_contain_text("Its round, ")
-    expect(page.locator("#token-facts")).to_contain_text("bytes there")
-    expect(page.locator("#token-target button")).not_to_have_count(0)
-    page.keyboard.press("Escape")
-    expect(page.locator('.text .run[data-token="1"]')).to_be_focused()
-    page.click("#new")
-    written(page, "edge")
-    go_to(page, 2)
-    expect(page.locator("#token-facts")).to_contain_text("Written by the small model alone.")
-    expect(page.locator("#token-target")).to_have_text(
-        "The large model did not judge this token. It is not asked, so it learns nothing new of the text."
-    )
+    page, facts = open_page(), "#token-facts"
+    with serving(open_toy("toy")) as server, over(skydraft.connect(server.address, require=True)) as remote:
+        expected.append(remote.url)
+        page.goto(remote.url)
+        written(page, "lossless")
+        go_to(page, 0)  # with its own call: what follows may come without one
+        for told in ("Its round, ", "bytes there"):
+            expect(page.locator(facts)).to_contain_text(told)
+        expect(page.locator("#token-target button")).not_to_have_count(0)
+        page.keyboard.press("Escape")
+        expect(page.locator('.text .run[data-token="0"]')).to_be_focused()
+        page.click("#new")
+        written(page, "edge")
+        go_to(page, 2)
+        expect(page.locator(facts)).to_contain_text("Written by the small model alone.")
+        expect(page.locator("#token-target")).to_have_text(
+            "The large model did not judge this token. It is not asked, so it learns nothing new of the text."
+        )
+        page.close()  # before its gateway
 
 
-def test_a_target_on_this_machine_is_asked_of_any_token(page: Any) -> None:
-    written(page, "edge")
-    go_to(page, 2)
-    expect(page.locator("#token-target button")).not_to_have_count(0)
-
-
-def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_the_mouse_too(
+def test_a_target_on_this_machine_is_asked_of_any_token_by_the_mouse_too_and_what_it_refuses_is_told(
     page: Any, expected: list[str]
 ) -> None:
     expected.append("status of 409")
-    written(page, "cloud")
+    written(page, "edge")
+    go_to(page, 2)
+    expect(page.locator("#token-target button")).not_to_have_count(0)
+    page.click("#close-token")
+    expect(page.locator("#token")).to_be_hidden()
     refusal = {"error": {"message": "It tells none.", "type": "x", "param": None, "code": None}}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=409, json=refusal)
                if "skydraft-cloud" in route.request.post_data else route.continue_())  # fmt: skip
     page.locator('.text .run[data-token="3"]').click()
     expect(page.locator("#token-target")).to_have_text("Not known here: It tells none.")
     expect(page.locator("#token-draft .likely")).to_be_visible()
-    page.click("#close-token")
-    expect(page.locator("#token")).to_be_hidden()
 
 
-def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages) -> None:
+def test_on_a_small_phone_it_is_sound_and_fits_and_a_branch_is_brought_into_view(open_page: Pages) -> None:
     page = open_page(color_scheme="dark", locale="zh-CN", viewport={"width": 360, "height": 740})
-    written(page, "quality", language="")
+    written(page, "quality", language="", maxTokens=400)
     go_to(page, 3)
     expect(page.locator("#token-draft .likely")).to_be_visible()
     expect(page.locator("#close-token")).to_be_in_viewport(ratio=1)  # though the list is longer than the screen
@@ -144,44 +135,28 @@ def test_it_is_sound_for_screen_readers_and_fits_a_small_phone(open_page: Pages)
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     settled(page, 2)
+    tops = page.locator(".answer").evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
+    assert tops[0] < tops[1] < 370, "it is in the upper half, or it is longer and its end is shown"
     assert grave(page) == [] and not is_too_wide(page)
 
 
-def test_a_branch_below_a_long_answer_is_brought_into_view(open_page: Pages) -> None:
-    page = open_page(viewport={"width": 360, "height": 740})
-    written(page, "quality", maxTokens=400)
-    go_to(page, 3)
-    page.locator("#token-draft button").nth(1).focus()
-    page.keyboard.press("Enter")
-    settled(page, 2)
-    tops = page.locator(".answer").evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
-    assert tops[0] < tops[1] < 370, "it is in the upper half, or it is longer and its end is shown"
-
-
-@pytest.fixture(scope="module")
-def thinking() -> Iterator[str]:
-    pair = Pair(thinking_toy(0.2, 6), thinking_toy(max_sequences=6))
-    with running_gateway(pair) as running:
-        yield running.url
-
-
-def test_after_a_thought_the_text_goes_on_with_the_same_thought(
-    open_page: Pages, thinking: str, expected: list[str]
-) -> None:
-    expected.append(thinking)
+def test_after_a_thought_the_text_goes_on_with_the_same_thought(open_page: Pages, expected: list[str]) -> None:
     page = open_page()
-    page.goto(thinking)
-    text = written(page, "lossless")
-    thought = page.locator(".thought-text").text_content()
-    for count, answer, place in ((2, 0, 6), (3, 1, 8)):  # a branch of the branch too
-        page.locator(".text").nth(answer).locator(".run").nth(place).click()
-        page.locator("#token-target button", has_text="stands here").click()
-        settled(page, count)
-    wait_for(lambda: is_all_kept(page))
-    page.reload()
-    settled(page, 3)
-    assert thought and page.locator(".thought-text").all_text_contents() == [thought] * 3
-    assert page.locator(".text").all_inner_texts() == [text] * 3
+    with running_gateway(Pair(thinking_toy(0.2, 6), thinking_toy(max_sequences=6))) as thinking:
+        expected.append(thinking.url)
+        page.goto(thinking.url)
+        text = written(page, "lossless")
+        thought = page.locator(".thought-text").text_content()
+        for count, answer, place in ((2, 0, 6), (3, 1, 8)):  # a branch of the branch too
+            page.locator(".text").nth(answer).locator(".run").nth(place).click()
+            page.locator("#token-target button", has_text="stands here").click()
+            settled(page, count)
+        wait_for(lambda: is_all_kept(page))
+        page.reload()
+        settled(page, 3)
+        assert thought and page.locator(".thought-text").all_text_contents() == [thought] * 3
+        assert page.locator(".text").all_inner_texts() == [text] * 3
+        page.close()  # before its gateway
 
 
 def test_a_part_of_a_character_is_chosen_and_what_it_completes_is_asked(page: Any) -> None:

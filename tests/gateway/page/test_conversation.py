@@ -12,7 +12,6 @@ from .browsing import answered, ask, expect, grave, is_too_wide, settled
 from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
-ORIGINS = list(LOOKS)
 ANSWER = "The sea turns to copper as the sun sinks."
 BOXES = "all => all.map((one) => one.getBoundingClientRect().toJSON())"
 
@@ -28,8 +27,8 @@ def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: An
     said = {"role": "assistant", "content": ANSWER}
     assert second["messages"] == [*first["messages"], said, {"role": "user", "content": "Was that\nall?"}]
     assert first["stream"] is True and first["stream_options"] == {"include_usage": True}
-    assert first["model"] == "skydraft-quality" and isinstance(first["seed"], int)
-    assert second["model"] == "skydraft-edge"
+    assert (first["model"], second["model"]) == ("skydraft-quality", "skydraft-edge")
+    assert isinstance(first["seed"], int)
     expect(page.locator(".text")).to_have_text([ANSWER, "Yes."])
     expect(page.locator(".name")).to_have_text(["quality", "edge"])
     page.click("#open-settings")
@@ -49,48 +48,28 @@ def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: An
     assert page.locator(".text .run").first.evaluate("span => getComputedStyle(span).textDecorationLine") == "none"
 
 
-def test_each_origin_has_a_title_a_colour_and_a_line_of_its_own_and_arrows_tell_them(
-    page: Any, fake: FakeGateway
-) -> None:
-    fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in ORIGINS] + [finish()]]
+def test_each_origin_has_a_title_of_its_own_and_arrows_tell_them(page: Any, fake: FakeGateway) -> None:
+    """That each has a colour and a line of its own is in tests/test_origins.py."""
+    fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in LOOKS] + [finish()]]
     answered(page, "Hello")
     spans = page.locator(".text .run")
-    assert spans.evaluate_all("spans => spans.map((span) => span.dataset.origin)") == ORIGINS
-    titles = spans.evaluate_all("spans => spans.map((span) => span.title)")
-    assert titles == [f"{origin}: {look.meaning}" for origin, look in LOOKS.items()]
-    look = """spans => spans.map((span) => {
-        const { color, textDecorationLine, textDecorationStyle, textDecorationThickness } = getComputedStyle(span);
-        return [color, textDecorationLine === 'none' ? 'none' : textDecorationStyle + textDecorationThickness];
-    })"""
-    colours, lines = zip(*spans.evaluate_all(look), strict=True)
-    assert len(set(colours)) == 7
-    assert len(set(lines)) == 7
-    expect(page.locator("#legend dd")).to_have_count(7)
-    legend = page.locator("#legend .run").evaluate_all(look)
-    assert [tuple(entry) for entry in legend] == list(zip(colours, lines, strict=True))
+    told = spans.evaluate_all("spans => spans.map(({ dataset, title }) => [dataset.origin, title])")
+    assert told == [[origin, f"{origin}: {look.meaning}"] for origin, look in LOOKS.items()]
+    expect(page.locator("#legend dd")).to_have_count(len(LOOKS))
     assert page.locator('.text .run[tabindex="0"]').count() == 1
     spans.first.focus()
     page.keyboard.press("ArrowRight")
     expect(spans.nth(1)).to_be_focused()
 
 
-def test_the_answer_is_shown_while_it_comes_and_announced_once(page: Any, fake: FakeGateway) -> None:
-    first, rest = threading.Event(), threading.Event()
-    fake.replies = [
-        [first, run("Half ", "skipped", 0, tokens=2, record=record(0, "skipped")), rest, *plain_reply("done.")]
-    ]
-    ask(page, "Hello")
-    expect(page.locator(".state")).to_have_text("Waiting …")
-    first.set()
-    expect(page.locator(".text")).to_have_text("Half")
-    expect(page.locator("#announce")).to_have_text("")
-    expect(page.locator('[data-figure="tokens"]').first).to_have_text("2")
-    rest.set()
-    settled(page, 1)
-    expect(page.locator("#announce")).to_have_text("Answer ready, 5 tokens.")
+def ended(**more: Any) -> dict[str, Any]:
+    """The last event, with something about the cloud."""
+    end = finish()
+    end["skydraft"] |= more
+    return end
 
 
-def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
+def test_figures_receipts_and_costs_are_those_of_each_answer(page: Any, fake: FakeGateway) -> None:
     uncounted = [run("Yes.", "accepted", 0, tokens=3, record=record(0, num_audited=2, num_agreed=1)), finish()]
     fake.replies = [mixed_reply(), uncounted]
     figures = page.locator("#figures td")
@@ -100,39 +79,26 @@ def test_the_strip_adds_up(page: Any, fake: FakeGateway) -> None:
     answered(page, "And?", 2)
     expect(page.locator('[data-figure="tokens"]')).to_have_text("3")
     assert [figures.nth(at).inner_text() for at in (0, 1, 2)] == ["0.33", "33%", "50% (1/2)"]
-
-
-def test_a_receipt_says_what_the_cloud_has_seen(page: Any, fake: FakeGateway) -> None:
-    end = finish()
-    seen = [{"tokens": (1, 3), "chars": (3, 6)}]
-    end["skydraft"]["receipt"] = {"servers": ["box:7373"], "prompt_tokens": 9, "seen": seen, "calls": 1, "cost": None,
-                                  "rejected": [{"at": 3, "token_id": 5, "text": "x"}], "bytes_up": 1234}  # fmt: skip
     here = {"servers": [], "prompt_tokens": 0, "seen": [], "calls": 1, "cost": None, "rejected": [], "bytes_up": 0}
-    own = finish()
-    own["skydraft"]["receipt"] = here
-    fake.replies = [[run("🙂a *", "skipped", 0), run("bc* d", "accepted", 1), end], [run("a", "edge", 0), own]]
-    answered(page, "Hello")
-    told = "box:7373 saw 9 prompt tokens, 2 of the answer and 1 of rejected drafts (1.2 kB)"
-    expect(page.locator(".meta")).to_contain_text(told)
-    answered(page, "And?", 2)
-    expect(page.locator(".meta").nth(1)).to_contain_text("nothing left this device")
-
-
-@pytest.mark.parametrize(
-    ("tokens_in", "cost", "says"),
-    [(90, 0.0021, "the cloud 2 (read 90, 30 of them cached; wrote 3)the cloud cost 0.00210, this device 0"),
-     (90, None, "this device wrote 4 tokens, the cloud 2 (read 90"), (0, None, None)],
-)  # fmt: skip
-def test_the_page_says_what_each_model_wrote_and_cost(
-    page: Any, fake: FakeGateway, tokens_in: int, cost: float | None, says: str | None
-) -> None:
-    end = finish()
-    cloud = {"completion_tokens": 2, "tokens_in": tokens_in, "tokens_hit": 30, "tokens_out": 3, "cost": cost}
-    end["skydraft"]["usage"] = {"edge": {"completion_tokens": 4, "cost": 0}, "cloud": cloud}
-    fake.replies = [[run("a", "skipped", 0), end]]
-    answered(page, "Hello")
-    meta = expect(page.locator(".meta"))
-    meta.to_contain_text(says) if says else meta.not_to_contain_text("this device wrote")
+    there = {"servers": ["box:7373"], "prompt_tokens": 9, "seen": [{"tokens": (1, 3), "chars": (3, 6)}],
+             "rejected": [{"at": 3, "token_id": 5, "text": "x"}], "bytes_up": 1234}  # fmt: skip
+    cloud = {"completion_tokens": 2, "tokens_in": 90, "tokens_hit": 30, "tokens_out": 3}
+    wrote = "this device wrote 4 tokens, the cloud 2 (read 90, 30 of them cached; wrote 3)"
+    saw = "box:7373 saw 9 prompt tokens, 2 of the answer and 1 of rejected drafts (1.2 kB)"
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"receipt": here | there}, saw, ""),
+        ({"receipt": here}, "nothing left this device", ""),
+        ({"usage": cloud | {"cost": 0.0021}}, f"{wrote}the cloud cost 0.00210, this device 0", ""),
+        ({"usage": cloud | {"cost": None}}, wrote, "cost"),
+        ({"usage": cloud | {"cost": None, "tokens_in": 0}}, "", "this device wrote"),
+    ]  # fmt: skip
+    for number, (told, says, says_not) in enumerate(cases, 3):
+        if "usage" in told:
+            told = {"usage": {"edge": {"completion_tokens": 4, "cost": 0}, "cloud": told["usage"]}}
+        fake.replies = [[run("🙂a *", "skipped", 0), run("bc* d", "accepted", 1), ended(**told)]]
+        answered(page, "And?", number)
+        expect(page.locator(".meta").last).to_contain_text(says)
+        assert not says_not or says_not not in page.locator(".meta").last.inner_text()
 
 
 def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -> None:
@@ -146,8 +112,7 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     wait_for(lambda: len(fake.bodies) == 2)  # neither has been answered yet
     go.set()
     settled(page, 2)
-    assert fake.bodies[0]["seed"] == fake.bodies[1]["seed"]
-    assert fake.bodies[0]["messages"] == fake.bodies[1]["messages"]
+    assert len({(body["seed"], str(body["messages"])) for body in fake.bodies}) == 1
     expect(page.locator(".text")).to_have_text(["Left.", "Right."])
     expect(page.locator('#figures [scope="col"]')).to_have_text(["quality", "cloud"])
     left, right = page.locator(".answer").evaluate_all(BOXES)  # at once: it may be scrolling
@@ -159,10 +124,6 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     page.select_option("#secondMode", "")
     answered(page, "And?", 3)
     assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Right."}
-
-
-pytestmark = pytest.mark.browser
-TOOL = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 
 def piece(text: str, origin: str, index: int, arguments: str, name: str = "") -> dict[str, Any]:
@@ -191,42 +152,37 @@ def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) ->
     assert page.locator(".call pre").first.text_content() == '{\n  "city": "上海"\n}'
     page.set_viewport_size({"width": 360, "height": 740})
     assert not is_too_wide(page)
-    page.get_by_label("Result of get_weather").fill("晴，25度")
-    page.get_by_label("Result of <b>time</b>").fill("12:00")
+    results = {"get_weather": "晴，25度", "<b>time</b>": "12:00"}
+    for name, result in results.items():
+        page.get_by_label(f"Result of {name}").fill(result)
     page.get_by_role("button", name="Send results").click()
     settled(page, 2)
     calls = [
-        {"id": "call_0", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "上海"}'}},
-        {"id": "call_1", "type": "function", "function": {"name": "<b>time</b>", "arguments": "{}"}},
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(zip(results, ('{"city": "上海"}', "{}"), strict=True))
     ]
     assert fake.bodies[1]["messages"] == [
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": "Looking.", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "call_0", "content": "晴，25度"},
-        {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+        *({"role": "tool", "tool_call_id": f"call_{at}", "content": each} for at, each in enumerate(results.values())),
     ]
     expect(page.get_by_role("button", name="Send results")).to_have_count(0)  # to calls of earlier answers
     assert not grave(page)
 
 
 def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply("a"), plain_reply("b")]
-    page.locator("#open-settings").click()
-    page.locator("#tools").fill(json.dumps([TOOL]))
-    page.locator("#schema").fill('{"type": "obj')
-    expect(page.locator("#schema-note")).to_be_visible()
-    expect(page.locator("#tools-note")).to_be_hidden()
-    page.locator("#close-settings").click()
-    answered(page, "One")
-    page.locator("#open-settings").click()
-    page.locator("#tools").fill("{}")
-    page.locator("#schema").fill('{"type": "object"}')
-    expect(page.locator("#schema-note")).to_be_hidden()
-    expect(page.locator("#tools-note")).to_be_visible()
-    assert not grave(page)
-    page.locator("#close-settings").click()
-    answered(page, "Two", 2)
+    tool = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    cases = [(json.dumps([tool]), '{"type": "obj', "schema"), ("{}", '{"type": "object"}', "tools")]
+    for number, (tools, schema, wrong) in enumerate(cases, 1):
+        page.locator("#open-settings").click()
+        page.locator("#tools").fill(tools)
+        page.locator("#schema").fill(schema)
+        for name in ("tools", "schema"):
+            expect(page.locator(f"#{name}-note")).to_be_visible(visible=name == wrong)
+        assert not grave(page)
+        page.locator("#close-settings").click()
+        answered(page, "Hello", number)
     first, second = fake.bodies
-    assert first["tools"] == [{"type": "function", "function": TOOL}]
+    assert first["tools"] == [{"type": "function", "function": tool}]
     assert "response_format" not in first and "tools" not in second
     assert second["response_format"]["json_schema"]["schema"] == {"type": "object"}

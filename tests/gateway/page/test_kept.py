@@ -7,49 +7,41 @@ from typing import Any
 import pytest
 
 from .browsing import Pages, answered, ask, drawn, expect, settled
-from .fake_gateway import (
-    CUT,
-    FakeGateway,
-    Refusal,
-    Step,
-    finish,
-    mistake,
-    mixed_reply,
-    plain_reply,
-    record,
-    run,
-    wait_for,
-)
-from .test_conversation import calling
+from .fake_gateway import CUT, FakeGateway, Refusal, finish, mistake, mixed_reply, plain_reply, record, run, wait_for
+from .test_conversation import ANSWER, calling
 
 pytestmark = pytest.mark.browser
 GONE = "The cloud at localhost:7373 is gone; going on alone."
 
 
-def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
-    dead, back = threading.Event(), threading.Event()
+def test_an_answer_is_shown_while_it_comes_and_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
+    first, dead, back = (threading.Event() for _ in range(3))
     fake.replies = [[
-        run("One ", "accepted", 0, record=record(0)), dead,
+        first, run("One ", "accepted", 0, tokens=2, record=record(0)), dead,
         run("two ", "edge-fallback", 1, reason="uncertain", record=record(1, "fallback"), notice=GONE), back,
         run("three.", "accepted", 2, record=record(2), notice="The cloud is back."), finish(),
     ]]  # fmt: skip
-    expect(page.locator("#link")).to_have_text("Cloud connected")
+    text, link, announced = page.locator(".text"), page.locator("#link"), page.locator("#announce")
+    expect(link).to_have_text("Cloud connected")
     ask(page, "Count")
-    expect(page.locator(".text")).to_have_text("One")
+    expect(page.locator(".state")).to_have_text("Waiting …")
+    first.set()
+    expect(text).to_have_text("One")
+    expect(page.locator('[data-figure="tokens"]').first).to_have_text("2")
     fake.cloud = "down"
     dead.set()
     expect(page.locator(".notices li")).to_have_text([GONE])
     expect(page.locator(".notices")).to_have_attribute("role", "status")
-    expect(page.locator("#link")).to_have_text("Cloud gone; gated modes go on alone")
+    expect(link).to_have_text("Cloud gone; gated modes go on alone")
     lost = page.locator(".run.edge-fallback").first
-    meaning = "edge-fallback: Drafted by the small model while the cloud was gone. Not checked."
-    expect(lost).to_have_attribute("title", meaning)
     assert lost.evaluate("span => getComputedStyle(span).textDecorationStyle") == "dashed"
+    expect(announced).to_have_text("")
     fake.cloud = "up"
     back.set()
     settled(page, 1)
-    expect(page.locator(".text")).to_have_text("One two three.")
-    expect(page.locator("#link")).to_have_text("Cloud connected")
+    expect(text).to_have_text("One two three.")
+    expect(link).to_have_text("Cloud connected")
+    expect(announced).to_have_text("Answer ready, 4 tokens.")  # once
 
 
 def test_stop_closes_the_connection(page: Any, fake: FakeGateway) -> None:
@@ -65,64 +57,53 @@ def test_stop_closes_the_connection(page: Any, fake: FakeGateway) -> None:
         expect(page.locator("#send")).to_have_text("Send")
 
 
-@pytest.mark.parametrize("end, words", [
-    (mistake("The cloud was lost for good.", "cloud_lost"), "The cloud was lost for good."),
-    (CUT, "The connection broke off before the answer was complete."),
-])  # fmt: skip
-def test_an_answer_that_breaks_off_can_be_tried_again(page: Any, fake: FakeGateway, end: Step, words: str) -> None:
-    fake.replies = [[run("Half", "edge", 0), end], plain_reply("Whole.")]
-    answered(page, "Hello", 1, "failed")
-    expect(page.locator(".failure")).to_have_text(words)
-    expect(page.locator(".text")).to_have_text("Half")
-    page.click(".again")
-    settled(page, 1)
-    expect(page.locator(".text")).to_have_text("Whole.")
-    expect(page.locator(".failure")).to_be_hidden()
-    assert fake.bodies[0] == fake.bodies[1]
-    answered(page, "And?", 2)
-    assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Whole."}
-
-
-def test_a_refused_question_is_kept_and_can_be_tried_again(page: Any, fake: FakeGateway, expected: list[str]) -> None:
+def test_an_answer_that_fails_can_be_tried_again_until_it_comes(
+    page: Any, fake: FakeGateway, expected: list[str]
+) -> None:
     expected += ["400", "ERR_INTERNET_DISCONNECTED"]
-    fake.replies = [Refusal(400, "Too long for 4096 tokens."), Refusal(400, "Still too long."), plain_reply("Now.")]
+    half, lost = run("Half", "edge", 0), mistake("The cloud was lost for good.", "cloud_lost")
+    refusal = Refusal(400, "Too long for 4096 tokens.")
+    fake.replies = [refusal, [half, lost], [half, CUT], plain_reply("Whole."), plain_reply("Then.")]
+    failure, text = page.locator(".failure"), page.locator(".text")
     answered(page, "A long story", 1, "failed")
-    expect(page.locator(".failure")).to_have_text("Too long for 4096 tokens.")
-    expect(page.locator(".failure")).to_have_attribute("role", "alert")
+    expect(failure).to_have_text(refusal.message)
+    expect(failure).to_have_attribute("role", "alert")
     expect(page.locator(".said p")).to_have_text(["A long story"])
-    page.click(".again")
-    expect(page.locator(".failure")).to_have_text("Still too long.")
+    for words in ("The cloud was lost for good.", "The connection broke off before the answer was complete."):
+        page.click(".again")
+        expect(failure).to_have_text(words)
+        expect(text).to_have_text("Half")
     page.context.set_offline(True)
     page.click(".again")
-    expect(page.locator(".failure")).to_have_text("The gateway cannot be reached.")
+    expect(failure).to_have_text("The gateway cannot be reached.")
     page.context.set_offline(False)
     page.click(".again")
     settled(page, 1)
-    assert {body["messages"][0]["content"] for body in fake.bodies} == {"A long story"}
+    expect(text).to_have_text("Whole.")
+    expect(failure).to_be_hidden()
+    assert len(fake.bodies) == 4 and all(body == fake.bodies[0] for body in fake.bodies)
+    answered(page, "And?", 2)
+    assert fake.bodies[4]["messages"][1] == {"role": "assistant", "content": "Whole."}
 
 
 def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: FakeGateway, expected: list[str]) -> None:
     expected.append("401")
     fake.key = "s3cret"
     page = open_page()
-    expect(page.locator("#key-dialog")).to_be_visible()
-    page.fill("#key", "wrong")
-    page.keyboard.press("Enter")
-    expect(page.locator("#key-why")).to_have_text("The gateway refused that key.")
-    page.fill("#key", "s3cret")
-    page.keyboard.press("Enter")
-    expect(page.locator("#key-dialog")).to_be_hidden()
+    dialog = page.locator("#key-dialog")
+    expect(dialog).to_be_visible()
+    for key, why in (("wrong", "The gateway refused that key."), ("s3cret", "")):
+        page.fill("#key", key)
+        page.keyboard.press("Enter")
+        if why:
+            expect(page.locator("#key-why")).to_have_text(why)
+    expect(dialog).to_be_hidden()
     answered(page, "Hello")
-    assert page.evaluate(
-        "[JSON.stringify(sessionStorage), JSON.stringify(localStorage)].map((s) => s.includes('s3cret'))"
-    ) == [True, False]
+    stored = "[sessionStorage, localStorage].map((each) => JSON.stringify(each).includes('s3cret'))"
+    assert page.evaluate(stored) == [True, False]
     page.reload()
     expect(page.locator("#mode")).to_have_value("quality")
-    expect(page.locator("#key-dialog")).to_be_hidden()
-
-
-pytestmark = pytest.mark.browser
-ANSWER = "The sea turns to copper as the sun sinks."
+    expect(dialog).to_be_hidden()
 
 
 def kept(page: Any) -> list[str]:
@@ -160,14 +141,16 @@ def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: 
     fake.replies = [mixed_reply(), calling(), plain_reply("Then.")]
     answered(page, "Sunset?")
     answered(page, "Weather?", 2)
-    settled(page, 2)
-    parts = (".turns", "#figures", "#legend")
     drawn(page)
-    before = [page.locator(part).inner_html() for part in parts]
+
+    def shown() -> list[str]:
+        return [page.locator(part).inner_html() for part in (".turns", "#figures", "#legend")]
+
+    before = shown()
     wait_for(lambda: is_all_kept(page))
     page.reload()
     settled(page, 2)
-    wait_for(lambda: [page.locator(part).inner_html() for part in parts] == before)
+    wait_for(lambda: shown() == before)
     answered(page, "And now?", 3)
     said = fake.bodies[2]["messages"]
     assert [message["role"] for message in said] == ["user", "assistant", "user", "assistant", "user"]
@@ -226,22 +209,21 @@ def test_two_tabs_that_go_on_with_one_conversation_lose_nothing(page: Any, fake:
 
 
 def test_an_edited_question_is_asked_anew_from_its_place(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply("One."), plain_reply("Two."), plain_reply("Three."), plain_reply("Four.")]
-    answered(page, "a")
-    answered(page, "b", 2)
-    answered(page, "c", 3)
-    page.locator(".edit").nth(1).click()
+    fake.replies = [plain_reply(f"Answer {number}") for number in range(1, 5)]
+    for number, question in enumerate("abc", 1):
+        answered(page, question, number)
     field = page.locator(".rewrite")
+    page.locator(".edit").nth(1).click()
     expect(field).to_have_value("b")
     field.press("Escape")
     expect(page.locator(".said p")).to_have_text(["a", "b", "c"])
     page.locator(".edit").nth(1).click()
     field.fill("B\nand more")
     field.press("Enter")
-    expect(page.locator(".text")).to_have_text(["One.", "Four."])
+    expect(page.locator(".text")).to_have_text(["Answer 1", "Answer 4"])
     settled(page, 2)
-    assert [message["content"] for message in fake.bodies[3]["messages"]] == ["a", "One.", "B\nand more"]
+    assert [message["content"] for message in fake.bodies[3]["messages"]] == ["a", "Answer 1", "B\nand more"]
     wait_for(lambda: is_kept(page, "and more"))
     assert kept(page) == ["a", "a"]  # what followed is not lost
     page.locator("#saved-list .entry").nth(1).click()
-    expect(page.locator(".text")).to_have_text(["One.", "Two.", "Three."])
+    expect(page.locator(".text")).to_have_text([f"Answer {number}" for number in (1, 2, 3)])

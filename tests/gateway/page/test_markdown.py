@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from .browsing import answered, expect, grave, is_too_wide
-from .fake_gateway import FakeGateway, plain_reply, run
+from .fake_gateway import FakeGateway, finish, plain_reply, run
 
 pytestmark = pytest.mark.browser
 LONG = r"""# Reversing a list
@@ -40,29 +40,14 @@ The cost is $a_1 * b_2 * c$ and \(x^2_i\), $5 or $6. A &amp; B, \*not\* arr[i], 
 
 ---
 Done."""
-HOSTILE = """<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>
-
-<style>body { display: none }</style>
-
-<iframe src="//evil.example"></iframe>
-
-[click](javascript:alert(3)) [too](JaVa\tScript:alert(4)) [data](data:text/html,<script>alert(5)</script>)
-[there](<javascript:alert(6)>) ![pic](http://evil.example/x.png) ![](javascript:alert(7)) <javascript:alert(8)>
-[here](/v1/models) [an entity](java&#115;cript:alert(9)) [![in](http://evil.example/y.png)](vbscript:x)
-[title](http://evil.example/z 'x" onmouseover="alert(10)')
-
-| <img src=x onerror=alert(11)> | [t](javascript:alert(12)) |
-|---|---|
-| <svg/onload=alert(13)> | <math><mi//xlink:href="data:x,<script>alert(14)</script>"> |
-
-> - <form id=settings><input name=attributes></form> <a href="javascript:alert(15)" class="send">a</a>
-
-```x"onclick="alert(16)
-<script>alert(17)</script>
-"""
+HOSTILE = (
+    "<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>\n\n[click](javascript:alert(3)) "
+    '[too](JaVa\tScript:alert(4)) ![pic](http://evil.example/x.png)\n\n```x"onclick="alert(5)\n<script>alert(6)</script>\n'
+)
 
 
-def test_letters_are_shown_in_their_order_and_growing_changes_nothing(page: Any) -> None:
+def test_letters_are_shown_in_their_order_do_nothing_and_growing_changes_nothing(page: Any) -> None:
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     assert page.evaluate(_LAW, 400) == []
 
 
@@ -74,7 +59,10 @@ _LAW = r"""async (count) => {
     '*', '**', '_', '`', '```', '```py\n', '~~', '#', '# ', '> ', '- ', '1. ', '[ ] ', '[', '](', ')', '![', '<', '>',
     '<b>', '<!--', '&amp;', '&#0;', '\\', '$', '$$', '\\(', '\\]', '\n', '\n\n', '\n    ', ' ', '\t', '|', '|-|-|\n',
     '---\n', '===', 'a', 'b c', '中', '，', '“', '🙂', 'https://a.b/c', 'javascript:x', 'x@y.z', 'www.a.b',
-    '<img src=//a onerror=x>', '<a href=javascript:x>'];
+    '<img src=/x onerror=alert(1)>', '<a href=javascript:alert(2) id=settings>', '<script>alert(3)</script>', '<style>',
+    '<iframe src=//a>', '<svg/onload=alert(4)>', '<math><mi//xlink:href="data:x">', '<form id=settings><input name=x>',
+    '[a](javascript:alert(5))', '[a](JaVa\tScript:x)', '[a](java&#115;cript:x)', '![](javascript:x)', '[a](<data:x>)',
+    '![a](http://a.b/x.png)', "[a](http://a.b 'x\" onmouseover=\"alert(6)')", '\n```x" onclick="alert(7)\n'];
   let state = 1;
   const random = (below) => { state = (state * 48271) % 2147483647; return state % below; };
   const written = (steps) => {
@@ -94,27 +82,26 @@ _LAW = r"""async (count) => {
     const isOrdered = places.every((place, at) => place >= (places[at - 1] ?? 0) && place < text.length);
     const cuts = [random(text.length + 1), random(text.length + 1)].sort((a, b) => a - b);
     const [grown] = written([...cuts.map((cut) => text.slice(0, cut)), text]);
-    const kinds = 'img, script, style, iframe, b, a:not([href^="https:"], [href^="http:"], [href^="mailto:"])';
-    if (!isOrdered || grown.innerHTML !== whole.innerHTML || whole.querySelector(kinds)) broken.push(text);
+    const kinds = 'img, script, style, iframe, b, i, svg:not(.icon), math, form, input, '
+      + 'a:not([href^="https:"], [href^="http:"], [href^="mailto:"])';
+    const names = [...whole.querySelectorAll('*')].flatMap((each) => each.getAttributeNames());
+    const isQuiet = !names.some((name) => /^(on.*|id|src|style|name)$/.test(name)) && !whole.querySelector(kinds);
+    if (!isOrdered || grown.innerHTML !== whole.innerHTML || !isQuiet) broken.push(text);
   }
   return broken;
 }"""
 
 
-def test_each_word_keeps_the_origin_of_its_token(page: Any, fake: FakeGateway) -> None:
+def test_what_markdown_becomes_and_that_each_word_keeps_its_token(page: Any, fake: FakeGateway) -> None:
     """Every word of the text is a token of its own; marks, addresses and markers of lists belong to words too."""
     words = re.findall(r"\s*\S+", LONG)
-    fake.replies = [[run(word, "edge", at, token_ids=[at], token_chars=[len(word)]) for at, word in enumerate(words)]]
-    answered(page, "Hello")
-    told = page.locator(".text .run").evaluate_all("all => all.map((run) => [run.dataset.token, run.textContent])")
-    assert len(told) > 80
-    assert [[at, shown] for at, shown in told if shown.strip() not in words[int(at)] and shown != "☑"] == []
-
-
-def test_what_markdown_becomes(page: Any, fake: FakeGateway) -> None:
-    fake.replies = [plain_reply(LONG)]
+    runs = [run(word, "edge", at, token_ids=[at], token_chars=[len(word)]) for at, word in enumerate(words)]
+    fake.replies = [[*runs, finish()]]
     answered(page, "Hello")
     text = page.locator(".text")
+    told = text.locator(".run").evaluate_all("all => all.map((run) => [run.dataset.token, run.textContent])")
+    assert len(told) > 80
+    assert [[at, shown] for at, shown in told if shown.strip() not in words[int(at)] and shown != "☑"] == []
     expect(text.locator("h4")).to_have_text("Reversing a list")
     expect(text.locator("strong")).to_have_text(["linked list", "注意：", "“重要”"])
     expect(text.locator("em")).to_have_text(["turning each pointer", "item"])
@@ -154,12 +141,9 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, fake: FakeGateway) ->
     expect(page.locator(".said p")).to_have_text("<i>Hello</i> **there**")
     for part in ("<img src=/x onerror=alert(1)> & <b>bold</b> <script>alert(2)</script>", "click [too]"):
         expect(page.locator(".text")).to_contain_text(part)
-    assert page.locator(".text :is(img, b, i, iframe, style, script, object, svg:not(.icon), math, form)").count() == 0
     hrefs = page.locator(".text a").evaluate_all("all => all.map((a) => a.getAttribute('href'))")
-    assert hrefs == [f"http://evil.example/{name}" for name in ("x.png", "y.png", "z")]  # the pictures are links
-    names = page.locator(".text *").evaluate_all("all => all.flatMap((each) => each.getAttributeNames())")
-    assert not [name for name in names if name.startswith("on") or name in ("id", "src", "style", "name")]
-    expect(page.locator(".text pre")).to_have_text("<script>alert(17)</script>")  # in a fence that is still open
+    assert hrefs == ["http://evil.example/x.png"]  # the picture is a link
+    expect(page.locator(".text pre")).to_have_text("<script>alert(6)</script>")  # in a fence that is still open
 
 
 _HARD = (">", "- ", "[", "*a ", "`", "$", "\\(", "<!--", "|-")

@@ -4,7 +4,6 @@ import base64
 import io
 import wave
 from array import array
-from typing import Any
 
 import pytest
 
@@ -32,14 +31,6 @@ def silence() -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def page(open_page: Pages, fake: FakeGateway) -> Any:
-    fake.takes_audio = True
-    page = open_page(permissions=["microphone"])
-    page.locator("#mode option").first.wait_for(state="attached")
-    return page
-
-
 def test_no_speech_where_the_models_take_none(open_page: Pages) -> None:
     page = open_page()
     expect(page.locator("#mode")).to_have_value("quality")
@@ -48,7 +39,10 @@ def test_no_speech_where_the_models_take_none(open_page: Pages) -> None:
     expect(page.locator("#attached")).to_be_hidden()
 
 
-def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway) -> None:
+def test_dropped_files_and_a_recording_are_sent(open_page: Pages, fake: FakeGateway) -> None:
+    fake.takes_audio = True
+    page = open_page(permissions=["microphone"])
+    expect(page.locator("#mode")).to_have_value("quality")
     for number, (name, kind) in enumerate({"a.wav": "wav", "b.MP3": "mp3", "c.flac": "flac", "d.ogg": "ogg"}.items()):
         page.evaluate(DROP, [name, list(silence())])
         expect(page.locator("#attached figcaption")).to_have_text(name)
@@ -60,17 +54,14 @@ def test_a_dropped_file_is_sent(page: Any, fake: FakeGateway) -> None:
         expect(page.locator(".said audio")).to_have_count(number + 1)
         expect(page.locator("#attached")).to_be_hidden()
     assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]  # what was heard stays in the history
-
-
-def test_a_recording_is_a_wav_of_one_channel(page: Any, fake: FakeGateway) -> None:
     page.click("#record")
     expect(page.locator("#record")).to_have_attribute("title", "Stop recording")
     page.wait_for_timeout(1500)  # Chromium's false microphone beeps once a second
     page.click("#record")
     expect(page.locator("#attached figcaption")).to_have_text("Recording")
     page.click("#send")
-    wait_for(lambda: len(fake.bodies) == 1)
-    (heard,) = fake.bodies[0]["messages"][0]["content"]
+    wait_for(lambda: len(fake.bodies) == 5)
+    (heard,) = fake.bodies[4]["messages"][-1]["content"]
     with wave.open(io.BytesIO(base64.b64decode(heard["input_audio"]["data"]))) as sound:
         assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16_000)
         assert sound.getnframes() > 16_000
