@@ -75,6 +75,10 @@ class Fake:
         self.model = self.dialect.model = Model(engine, name, block_len=self.model.block_len)
         self.model.asked = asked
 
+    def storm(self, fault: Fault | None) -> None:
+        """Answer all that is to generate so, from now on."""
+        self.fault_of = lambda path: fault if path in GENERATING else None
+
     def wait_until_idle(self) -> None:
         self.wait_until(lambda: not self._server.server_state.tasks)
 
