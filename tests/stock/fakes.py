@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
@@ -100,7 +101,7 @@ class Fake:
         inner = Starlette(routes=self.dialect.routes())
 
         async def outer(scope: Any, receive: Receive, send: Send) -> None:
-            came = await _whole(receive)
+            came = await Request(scope, receive).body()
             fault = self._next_fault(scope["path"])
             self.model.asked.append(asked := Asked(scope["path"], None, came, is_sound=fault is SOUND))
             scope |= {"asked": asked, "fault": fault}
@@ -134,17 +135,6 @@ class Fake:
         if path in GENERATING and self.faults:
             return self.faults.popleft()
         return self.fault_of(path) or SOUND
-
-
-async def _whole(receive: Receive) -> bytes:
-    """The body of a request."""
-    body, message = b"", await receive()
-    while message["type"] == "http.request":
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            return body
-        message = await receive()
-    raise ConnectionResetError  # it was not all sent
 
 
 async def _break_off(send: Send) -> None:
