@@ -1,7 +1,7 @@
 """Who may ask: the file of tokens as it is read and read again."""
 
-import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,13 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def knows(keyring: Keyring, token: str) -> bool:
-    try:
-        return bool(keyring.label(f"Bearer {token}"))
-    except NotAuthorized:
-        return False
-
-
-def test_without_a_file_everybody_is_anonymous() -> None:
-    assert {Keyring(None).label(given) for given in (None, "Bearer x", "nonsense")} == {ANONYMOUS}
+def known(keyring: Keyring) -> set[str]:
+    """The labels of those of these three tokens that it knows."""
+    found = set[str]()
+    for token in (ANN, BOB, CARL):
+        with suppress(NotAuthorized):
+            found.add(keyring.label(f"Bearer {token}"))
+    return found
 
 
 @pytest.mark.parametrize(("given", "label"), [
@@ -50,13 +48,13 @@ def test_without_a_file_everybody_is_anonymous() -> None:
     )),
 ])  # fmt: skip
 def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, given: str | None, label: str) -> None:
+    assert Keyring(None).label(given) == ANONYMOUS
     if label:
         assert Keyring(path).label(given) == label
         return
     with pytest.raises(NotAuthorized) as raised:
         Keyring(path).label(given)
-    text = str(raised.value)
-    assert ANN not in text and BOB not in text and str(path) not in text and "\n" not in text
+    assert not any(each in str(raised.value) for each in (ANN, BOB, str(path), "\n"))
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -64,47 +62,40 @@ def test_a_token_is_known_by_its_label_and_nothing_else_is_let_in(path: Path, gi
     (f"# x\n\nann {ANN} {BOB}\n", "Line 3 .*LABEL TOKEN"), (f"a/b {ANN}\n", "Line 1 .*LABEL TOKEN"),
     (f"{'x' * 65} {ANN}\n", "Line 1 .*LABEL TOKEN"), (f"ann {'令牌' * 9}\n", "Line 1 .*LABEL TOKEN"),
     (f"ann {ANN}\nbob {ANN}\n", "Line 2 .*token of its own"), ("", "no tokens"), ("# nobody yet\n", "no tokens"),
-    ("\udcff\udcfe", "cannot be read: it is not UTF-8"), (None, "cannot be read"),
+    ("\udcff\udcfe", "cannot be read: it is not UTF-8"), (None, "cannot be read"), ("a pipe", "it is not a file"),
 ])  # fmt: skip
-def test_a_wrong_file_is_one_clear_line_that_shows_no_token(path: Path, text: str | None, says: str) -> None:
-    path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(OptionError, match=says) as raised:
-        Keyring(path)
-    message = str(raised.value)
-    assert "\n" not in message and str(path) in message
-    assert ANN not in message and BOB not in message
-
-
-def test_a_change_is_seen_after_a_second_whatever_the_file_says_of_itself(path: Path) -> None:
-    before, keyring = path.stat(), Keyring(path, clock := Clock())
-    path.write_text(path.read_text().replace(ANN, CARL))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    clock.now += 0.9
-    assert knows(keyring, ANN)
-    clock.now += 0.1
-    assert [knows(keyring, token) for token in (ANN, BOB, CARL)] == [False, True, True]
-    path.write_text("# nobody\n")
-    clock.now += 5
-    assert not knows(keyring, BOB)
-
-
-@pytest.mark.parametrize("text", ["ann short\n", "\0", "", "a pipe"])
-def test_a_file_that_breaks_later_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
-    keyring = Keyring(path, clock := Clock())
+def test_a_wrong_file_is_one_clear_line_that_shows_no_token_and_later_it_changes_nothing(
+    path: Path, text: str | None, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring, is_empty = Keyring(path, clock := Clock()), says == "no tokens"
     path.unlink()
     if text == "a pipe":
         os.mkfifo(path)
-    elif text:
-        path.write_text(text)
-    with pytest.raises(OptionError, match="it is not a file" if text == "a pipe" else "token file"):
+    elif text is not None:
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(OptionError, match=says) as raised:
         Keyring(path)
-    with caplog.at_level(logging.INFO, "skydraft.access"):
-        for _ in range(3):
-            clock.now += 5
-            assert knows(keyring, ANN)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert ANN not in caplog.text and BOB not in caplog.text
+    for _ in range(3):
+        clock.now += 5
+        assert known(keyring) == (set() if is_empty else {"ann", "bob@site.x-1_y"})
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * (not is_empty)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    assert not any(token in str(raised.value) + caplog.text for token in (ANN, BOB))
     path.unlink(missing_ok=True)
     path.write_text(f"bob {BOB}\n")
     clock.now += 1
-    assert knows(keyring, BOB) and not knows(keyring, ANN)
+    assert known(keyring) == {"bob"}
+
+
+def test_a_change_is_seen_after_a_second_whatever_the_file_says_of_itself(path: Path) -> None:
+    path.write_text(f"ann {ANN}\nann {BOB}\n")
+    before, keyring = path.stat(), Keyring(path, clock := Clock())
+    path.write_text(f"bob {BOB}\nann {CARL}\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    clock.now += 0.9
+    assert known(keyring) == {"ann"} and not keyring.has_several()
+    clock.now += 0.1
+    assert known(keyring) == {"ann", "bob"} and keyring.has_several()
+    path.write_text("# nobody\n")
+    clock.now += 5
+    assert not known(keyring) and keyring.has_several()  # their texts are still in a cache

@@ -45,30 +45,26 @@ _without_grammar = st.builds(
     think_start=st.text(max_size=8), stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
     **_numbers,
 )  # fmt: skip
+_grammars = st.sampled_from([*GRAMMARS, "json_object:", 'json_schema:{"const":"我们"}'])
 any_params = _without_grammar | st.builds(
-    lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar),
-    _without_grammar,
-    st.sampled_from([*GRAMMARS, "json_object:", 'json_schema:{"const":"我们"}']),
+    lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar), _without_grammar, _grammars
 )
 # Features as they cross the wire: in half precision already.
 media = st.builds(
-    lambda num_mels, num_frames, value: Media(np.full((num_mels, num_frames), value, np.float16).astype(np.float32)),
-    st.integers(1, 5),
-    st.integers(3, 9),
-    st.floats(-60_000, 60_000, width=16),
-)
+    lambda shape, value: Media(np.full(shape, value, np.float16).astype(np.float32)),
+    st.tuples(st.integers(1, 5), st.integers(3, 9)), st.floats(-60_000, 60_000, width=16),
+)  # fmt: skip
 targets = st.builds(TargetId, st.binary(min_size=4, max_size=4).map(bytes.hex), numbers)
 openings = st.builds(
     Opening, fingerprint=fingerprints, prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
     committed_ids=few_ids, params=st.just(DecodingParams()) | any_params, cache_scope=texts, target=st.none() | targets,
 )  # fmt: skip
 times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
-costs = st.one_of(
-    # of a prompt, or of nothing: no rows
-    st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times),
-    st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=numbers.filter(bool), **times),
-)
 sizes = numbers.filter(bool)
+costs = (  # of a prompt, or of nothing: no rows
+    st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times)
+    | st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=sizes, **times)
+)
 infos = st.builds(
     ServerInfo, fingerprint=fingerprints, execution=st.sampled_from(["exact", "throughput"]),
     **dict.fromkeys(("version", "model", "weights"), texts),
@@ -92,20 +88,17 @@ calls: st.SearchStrategy[Call] = st.one_of(
 
 
 def encoded(call: Call) -> bytes:
-    match call:
-        case OpenCall():
-            return codec.encode_open(call)
-        case VerifyCall():
-            return codec.encode_verify(call)
-    return codec.encode_close(call.session)
+    if isinstance(call, CloseCall):
+        return codec.encode_close(call.session)
+    return codec.encode_open(call) if isinstance(call, OpenCall) else codec.encode_verify(call)
 
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
     num_accepted, finish = draw(st.integers(0, 40) | numbers), draw(finishes)
-    may_lack_token = finish is not None and num_accepted > 0
-    token_id = draw(st.integers(0, MAX_ID) | st.none()) if may_lack_token else draw(st.integers(0, MAX_ID))
-    audit = tuple(draw(st.lists(st.booleans(), max_size=40)))
+    ids = st.integers(0, MAX_ID)
+    token_id = draw(ids | st.none() if finish and num_accepted else ids)
+    audit = draw(st.lists(st.booleans(), max_size=40).map(tuple))
     return Verdict(draw(numbers), num_accepted, token_id, finish, audit, draw(costs))
 
 

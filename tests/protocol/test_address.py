@@ -8,18 +8,10 @@ from skydraft.errors import OptionError
 from skydraft.protocol.address import DEFAULT_PORT, as_origin, is_loopback, parse_address
 from tests.toys import law
 
-
-@pytest.mark.parametrize(("text", "host", "port"), [
-    ("localhost", "localhost", DEFAULT_PORT),
-    ("cloud.example:65535", "cloud.example", 65535),
-    ("云.example:99", "云.example", 99),
-    ("[::1]", "[::1]", DEFAULT_PORT),
-    ("[fe80::1%eth0]:5", "[fe80::1%eth0]", 5),
-])  # fmt: skip
-def test_an_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
-    assert parse_address(text) == (host, port)
-
-
+ADDRESSES = {
+    "localhost": ("localhost", DEFAULT_PORT), "cloud.example:65535": ("cloud.example", 65535),
+    "云.example:99": ("云.example", 99), "[::1]": ("[::1]", DEFAULT_PORT), "[fe80::1%eth0]:5": ("[fe80::1%eth0]", 5),
+}  # fmt: skip
 NO_HOSTS = [
     "", ":7373", "[]:7373", "http://cloud.example:80", "cloud.example/path", "cloud example:80", "cloud\n:80",
     "::1", "2001:db8::7:80",  # where would the port begin?
@@ -29,13 +21,14 @@ NO_PORTS = ["unix:/run/x", "[::1]:http", *(f"cloud.example:{port}" for port in P
 ODD = ["[::1", "[::1:80", "::1]:80", "a]:80", "[::1]x:80", "[[::1]]:80", "]a[:80", "[::1]]"]
 
 
-@pytest.mark.parametrize(("texts", "says"), [(NO_HOSTS, "not the address"), (NO_PORTS, "not a port"), (ODD, "not")])
-def test_all_else_is_refused_with_an_example_of_what_is_one(texts: list[str], says: str) -> None:
-    for text in texts:
-        with pytest.raises(OptionError, match=says) as raised:
-            parse_address(text)
-        assert "HOST:PORT, for example cloud.example:7373" in raised.value.hint, text
-        assert "http://HOST:PORT/v1" in raised.value.hint, text
+def test_an_address_is_a_host_and_a_port_and_all_else_is_refused_with_an_example() -> None:
+    assert {text: parse_address(text) for text in ADDRESSES} == ADDRESSES
+    for texts, says in ((NO_HOSTS, "not the address"), (NO_PORTS, "not a port"), (ODD, "not")):
+        for text in texts:
+            with pytest.raises(OptionError, match=says) as raised:
+                parse_address(text)
+            assert "HOST:PORT, for example cloud.example:7373" in raised.value.hint, text
+            assert "http://HOST:PORT/v1" in raised.value.hint, text
 
 
 @law(150)

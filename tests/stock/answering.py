@@ -30,7 +30,6 @@ class Run:
     num: int
     how: Sampling
     fault: Fault
-    number: int
     token_s: float
 
     async def tokens(self) -> AsyncIterator[Token]:
@@ -52,33 +51,24 @@ class Answering:
         self.model, self.token_s = model, token_s
 
     def routes(self) -> list[Route]:
-        found = [Route("/health", self.guarded("health"))]
-        for path, name in self.paths.items():
-            found.append(Route(path, self.guarded(name), methods=["GET", "POST"]))
-        return found
+        paths = {"/health": "health"} | self.paths
+        return [Route(path, self.guarded(name), methods=["GET", "POST"]) for path, name in paths.items()]
 
     def guarded(self, name: str) -> Any:
         async def answer(request: Request) -> Response:
             try:
-                response: Response = await getattr(self, name)(request)
-                return response
+                return await getattr(self, name)(request)  # type: ignore[no-any-return]
             except Refused as refused:
-                return JSONResponse(self.error(refused), refused.status)
+                error = {"message": str(refused), "type": "x", "code": refused.status}
+                return JSONResponse({"error": error}, refused.status)
 
         return answer
-
-    def error(self, refused: Refused) -> dict[str, Any]:
-        return {"error": {"message": str(refused)}}
 
     async def health(self, request: Request) -> Response:
         return Response()
 
     async def body(self, request: Request) -> Any:
-        try:
-            given = json.loads(await request.body())
-        except ValueError as error:
-            raise Refused(400, "JSON decode error") from error
-        request.scope["asked"].body = given
+        request.scope["asked"].body = given = json.loads(await request.body())
         return given
 
     def run(self, request: Request, body: Any, prompt: list[int], num: int, how: Sampling) -> Run:
@@ -95,7 +85,7 @@ class Answering:
         num = min(num, engine.context_len - len(prompt))
         self.model.admit(asked, prompt)
         fault = request.scope.get("fault", SOUND)
-        return Run(self.model, asked, body, prompt, num, how, fault, len(self.model.asked), self.token_s)
+        return Run(self.model, asked, body, prompt, num, how, fault, self.token_s)
 
     def stream(self, run: Run, parts: AsyncIterator[Any], *, done: bool) -> Response:
         async def events() -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from skydraft import Generation
 from tests import toys
 from tests.engines.conftest import gguf_path  # noqa: F401
 from tests.hostile.texts import TARGET, write
-from tests.stock.fakes import GENERATING, IDS, Fake, fake
+from tests.stock.fakes import IDS, Fake, fake
 from tests.stock.faults import Fault
 
 # `write` a text with this plan while the server answers so; gives it and how many requests it took.
@@ -52,11 +52,16 @@ def spoilt() -> Iterator[Spoilt]:
         def spoil(api: str, plan: str, fault: Fault | None = None) -> tuple[Generation, int]:
             server, cloud = met(api)
             begun = len(server.generating)
-            server.fault_of = lambda path: fault if path in GENERATING else None
+            server.storm(fault)
             try:
                 return write(cloud, plan, raw=api != "chat").run(), len(server.generating) - begun
             finally:
                 server.wait_until_idle()
-                server.fault_of = lambda path: None
+                server.storm(None)
 
         yield spoil
+
+
+def said(*texts: str) -> list[Any]:
+    """Events of a chat."""
+    return [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in texts]

@@ -13,7 +13,7 @@ from skydraft.engines.base import Engine
 from tests.stock.answering import Run
 from tests.stock.fakes import Fake
 from tests.stock.model import Model, Token
-from tests.stock.openai import Body, Vllm
+from tests.stock.openai import Vllm
 
 MAX_LEN = 512
 
@@ -34,7 +34,7 @@ class FakeModelRunner:
         self.lengths = np.zeros(128, np.int32)
         self.requests: dict[str, Any] = {}
         self.input_batch = SimpleNamespace(req_ids=list[str](), num_prompt_tokens=np.zeros(128, np.int32))
-        self.drafts = Drafts(config(num_drafts, vocab_size))
+        self.drafts: Any = Drafts(config(num_drafts, vocab_size))
 
     def step(self, rows: list[tuple[str, int, list[int]]], num_new: int = 1) -> list[list[int]]:
         """The drafts after a step of texts: (name, length of the prompt, all tokens). They may stand in any order."""
@@ -60,27 +60,21 @@ class DraftingVllm(Vllm):
         self.runner = FakeModelRunner(7, model.engine.vocab.size)
         self.forwards = 0
 
-    async def _parts(self, run: Run) -> AsyncIterator[Body]:
+    async def steps(self, run: Run) -> AsyncIterator[list[Token]]:
         name = (run.body.get("vllm_xargs") or {}).get("skydraft", "")
         tokens, text, drafts = self.model.write(run.asked, run.prompt, run.num, run.how), [*run.prompt], list[int]()
-        is_over = False
-        while not is_over:
+        step = list[Token]()
+        while not step or not step[-1].ends:
             await asyncio.sleep(self.token_s)
             self.forwards += 1
-            step = list[Token]()
+            step = []
             for token in tokens:
                 step.append(token)
                 if token.ends or not drafts or drafts.pop(0) != token.id:
                     break
-            if not step:
-                break
-            is_over = bool(step[-1].ends)
             text += [token.id for token in step]
             drafts = self.runner.step([(name, len(run.prompt), text)], len(step))[0]
-            choice = self._choice(run, step[-1]) | {"text": "".join(token.text for token in step)}
-            yield self._answer(run, [choice | {"token_ids": [token.id for token in step]}])
-        if (run.body.get("stream_options") or {}).get("include_usage"):
-            yield self._answer(run, []) | {"usage": self._usage(run)}
+            yield step
 
 
 @contextmanager
@@ -88,10 +82,8 @@ def drafting_vllm(engine: Engine, **how: Any) -> Iterator[tuple[Fake, DraftingVl
     """The server, its dialect, and where its port for drafts is."""
     dialect = DraftingVllm(Model(engine, "toy", block_len=16), **how)
     server = Fake(dialect)
-    port = dialect.runner.drafts.port
-    assert port is not None
     try:
-        yield server, dialect, port.address
+        yield server, dialect, dialect.runner.drafts.port.address
     finally:
         server.kill()
-        port.close()
+        dialect.runner.drafts.port.close()

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
@@ -75,6 +76,10 @@ class Fake:
         self.model = self.dialect.model = Model(engine, name, block_len=self.model.block_len)
         self.model.asked = asked
 
+    def storm(self, fault: Fault | None) -> None:
+        """Answer all that is to generate so, from now on."""
+        self.fault_of = lambda path: fault if path in GENERATING else None
+
     def wait_until_idle(self) -> None:
         self.wait_until(lambda: not self._server.server_state.tasks)
 
@@ -96,7 +101,7 @@ class Fake:
         inner = Starlette(routes=self.dialect.routes())
 
         async def outer(scope: Any, receive: Receive, send: Send) -> None:
-            came = await _whole(receive)
+            came = await Request(scope, receive).body()
             fault = self._next_fault(scope["path"])
             self.model.asked.append(asked := Asked(scope["path"], None, came, is_sound=fault is SOUND))
             scope |= {"asked": asked, "fault": fault}
@@ -130,17 +135,6 @@ class Fake:
         if path in GENERATING and self.faults:
             return self.faults.popleft()
         return self.fault_of(path) or SOUND
-
-
-async def _whole(receive: Receive) -> bytes:
-    """The body of a request."""
-    body, message = b"", await receive()
-    while message["type"] == "http.request":
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            return body
-        message = await receive()
-    raise ConnectionResetError  # it was not all sent
 
 
 async def _break_off(send: Send) -> None:

@@ -97,8 +97,8 @@ def hangs_up(after_s: float = 0.0) -> Fault:
     return Fault(wire)
 
 
-def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
-    """Breaks off after so many parts of the answer, and so many bytes of the next."""
+def _breaks(num_parts: int, ends: Callable[[Message, Receive, Send], Awaitable[None]]) -> Fault:
+    """Says so many parts of the answer; the next one `ends` it."""
 
     async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
         left = num_parts
@@ -108,10 +108,9 @@ def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
             if message["type"] == "http.response.start":
                 kept = [(name, value) for name, value in message["headers"] if name != b"content-length"]
                 return await send({**message, "headers": kept})
-            if left == 0:
-                await send({**message, "body": message.get("body", b"")[:num_bytes], "more_body": True})
-                raise Cut
             left -= 1
+            if left < 0:
+                await ends(message, receive, send)
             await send({**message, "more_body": True})
 
         await app(scope, receive, first)
@@ -120,23 +119,19 @@ def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
     return Fault(wire)
 
 
+def cut(num_parts: int = 1, num_bytes: int = 0) -> Fault:
+    """Breaks off after so many parts of the answer, and so many bytes of the next."""
+
+    async def ends(message: Message, receive: Receive, send: Send) -> None:
+        await send({**message, "body": message.get("body", b"")[:num_bytes], "more_body": True})
+        raise Cut
+
+    return _breaks(num_parts, ends)
+
+
 def stalls(num_parts: int = 1) -> Fault:
     """Stops sending after so many parts of the answer, with the connection open."""
-
-    async def wire(app: App, scope: Any, receive: Receive, send: Send) -> None:
-        left = num_parts
-
-        async def first(message: Message) -> None:
-            nonlocal left
-            if message["type"] == "http.response.body":
-                left -= 1
-                if left < 0:
-                    await gone(receive)
-            await send(message)
-
-        await app(scope, receive, first)
-
-    return Fault(wire)
+    return _breaks(num_parts, lambda message, receive, send: gone(receive))
 
 
 def floods(part: bytes, kind: str = "text/event-stream", sent: list[int] | None = None, every_s: float = 0.0) -> Fault:
@@ -190,6 +185,11 @@ def retells_json(change: Callable[[Any], Any]) -> Fault:
         return b"data: " + json.dumps(change(json.loads(event[5:]))).encode() + b"\n\n"
 
     return retells(changed)
+
+
+def choices(change: Callable[[Any], Any]) -> Fault:
+    """The same for each choice of an event of OpenAI's kind."""
+    return retells_json(lambda event: event | {"choices": [change(each) for each in event["choices"]]})
 
 
 def tells(*events: Any, done: bool = True) -> Fault:

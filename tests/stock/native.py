@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tests.stock.answering import Refused, Run
+from tests.stock.answering import Run
 from tests.stock.model import Sampling, Token
 from tests.stock.openai import Body, Vllm, ids_of
 
@@ -22,10 +22,7 @@ class LlamaServer(Vllm):
 
     paths: ClassVar = {"/props": "props", "/v1/models": "models", "/tokenize": "tokenize",
                        "/completion": "completion"}  # fmt: skip
-
-    def error(self, refused: Refused) -> Body:
-        kind = {404: "not_found_error", 503: "unavailable_error"}.get(refused.status, "invalid_request_error")
-        return {"error": {"code": refused.status, "message": str(refused), "type": kind}}
+    owner, tells_more, salt = "llamacpp", False, ""
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -34,10 +31,6 @@ class LlamaServer(Vllm):
         name, engine = self.model.name, self.model.engine
         about = {"model_alias": name, "model_path": f"/models/{name}/{engine.name}.gguf"}
         return JSONResponse(about | {"default_generation_settings": {"n_ctx": engine.context_len}})
-
-    async def models(self, request: Request) -> Response:
-        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": "llamacpp"}
-        return JSONResponse({"object": "list", "data": [card]})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self.body(request)
@@ -58,7 +51,7 @@ class LlamaServer(Vllm):
         body = await self.body(request)
         limit = body.get("n_predict", -1)
         num = 1 << 30 if limit < 0 else max(limit, 1)
-        run = self.run(request, body, self.prompt_of(body), num, self._sampled(body))
+        run = self.run(request, body, ids_of(body.get("prompt")), num, self._sampled(body))
         if body.get("stream"):
             return self.stream(run, self._chunks(run), done=False)
         return JSONResponse(self._whole(run, [token async for token in run.tokens()]))
@@ -95,16 +88,11 @@ class Sglang(Vllm):
     beginning in each part; ids hold the token that ended the text."""
 
     paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize", "/generate": "generate"}
-    salt = "extra_key"
+    owner, salt = "sglang", "extra_key"
 
     async def health(self, request: Request) -> Response:
         await asyncio.sleep(1)
         return Response()
-
-    async def models(self, request: Request) -> Response:
-        name = self.model.name
-        card = {"id": name, "object": "model", "created": 1, "owned_by": "sglang", "root": name}
-        return JSONResponse({"object": "list", "data": [card | {"max_model_len": self.model.engine.context_len}]})
 
     async def generate(self, request: Request) -> Response:
         body = await self.body(request)
@@ -117,9 +105,7 @@ class Sglang(Vllm):
             min_tokens=given.get("min_new_tokens", 0), **self.penalties_of(given) | {"penalty": 1.0},
         )  # fmt: skip
         run = self.run(request, body, ids_of(body["input_ids"]), num, how)
-        if body.get("stream"):
-            return self.stream(run, self._told_again(run), done=True)
-        return JSONResponse([part async for part in self._told_again(run)][-1])
+        return self.stream(run, self._told_again(run), done=True)  # nobody asks for an answer in one piece
 
     async def _told_again(self, run: Run) -> AsyncIterator[Body]:
         written: list[Token] = []

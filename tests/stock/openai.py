@@ -5,8 +5,7 @@ vLLM 0.32.0 and llama-server (xllamacpp 2026.10) were asked and read; what they 
 sources, srt/entrypoints/http_server.py and srt/managers/{io_struct,tokenizer_manager}.py.
 """
 
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar, TypeAlias
 
 from starlette.requests import Request
@@ -16,7 +15,6 @@ from tests.stock.answering import Answering, Refused, Run
 from tests.stock.model import Sampling, Token
 
 Body: TypeAlias = dict[str, Any]
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def ids_of(given: Any) -> list[int]:
@@ -29,26 +27,18 @@ class Vllm(Answering):
     """vLLM's OpenAI server. It sends the token that ends a text with the others, and no id unless it is asked to."""
 
     paths: ClassVar = {"/v1/models": "models", "/tokenize": "tokenize", "/v1/completions": "completions"}
-    has_ids = True
+    owner = "vllm"
+    tells_more = True  # of its model, and of its cache with --enable-prompt-tokens-details
     salt = "cache_salt"
 
-    def error(self, refused: Refused) -> Body:
-        kind = {404: "NotFoundError"}.get(refused.status, "BadRequestError")
-        return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.status}}
-
     async def models(self, request: Request) -> Response:
-        model = self.model
-        card = {"id": model.name, "object": "model", "created": 1, "owned_by": "vllm", "root": model.name}
-        card |= {"parent": None, "max_model_len": model.engine.context_len} if self.has_ids else {}
-        return JSONResponse({"object": "list", "data": [card]})
+        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": self.owner}
+        about = {"root": self.model.name, "parent": None, "max_model_len": self.model.engine.context_len}
+        return JSONResponse({"object": "list", "data": [card | (about if self.tells_more else {})]})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self.body(request)
         return JSONResponse({"tokens": list(self.model.tokenizer.encode(body["prompt"]))})
-
-    def prompt_of(self, body: Body) -> list[int]:
-        given = body.get("prompt")
-        return list(self.model.tokenizer.encode(given)) if isinstance(given, str) else ids_of(given)
 
     def sampling_of(self, body: Body) -> Sampling:
         named = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "seed": None, "ignore_eos": False, "min_tokens": 0}
@@ -68,43 +58,34 @@ class Vllm(Answering):
         body = await self.body(request)
         if body.get("model", self.model.name) != self.model.name:
             raise Refused(404, f"The model `{body['model']}` does not exist.")
-        run = self.run(request, body, self.prompt_of(body), body.get("max_tokens", 16), self.sampling_of(body))
-        if body.get("stream"):
-            return self.stream(run, self._parts(run), done=True)
-        if "stream_options" in body:
-            raise Refused(400, "Stream options can only be defined when `stream=True`.")
-        (choice,) = [self._choice(run, token) async for token in run.tokens()]
-        return JSONResponse(self._answer(run, [choice]) | {"usage": self._usage(run)})
+        run = self.run(request, body, ids_of(body.get("prompt")), body.get("max_tokens", 16), self.sampling_of(body))
+        return self.stream(run, self._parts(run), done=True)  # nobody asks for an answer in one piece
 
-    def _tells_ids(self, body: Body) -> bool:
-        return bool(body.get("return_token_ids")) and self.has_ids
+    async def steps(self, run: Run) -> AsyncIterator[list[Token]]:
+        """The tokens of each event."""
+        async for token in run.tokens():
+            yield [token]
 
     async def _parts(self, run: Run) -> AsyncIterator[Body]:
-        asks, is_first = run.body.get("stream_options") or {}, True
-        async for token in run.tokens():
-            choice = self._choice(run, token)
-            if self._tells_ids(run.body):
-                choice["prompt_token_ids"] = run.prompt if is_first else None
-            is_first = False
+        prompt = {"prompt_token_ids": run.prompt}
+        async for step in self.steps(run):
+            choice = {"index": 0, "text": "".join(token.text for token in step), "stop_reason": None}
+            choice |= {"finish_reason": step[-1].ends or None}
+            if run.body.get("return_token_ids"):
+                choice |= {"token_ids": [token.id for token in step]} | prompt
+            prompt = {"prompt_token_ids": None}
             yield self._answer(run, [choice])
-        if asks.get("include_usage"):
+        if (run.body.get("stream_options") or {}).get("include_usage"):
             yield self._answer(run, []) | {"usage": self._usage(run)}
 
     def _answer(self, run: Run, choices: list[Any]) -> Body:
-        return {"id": f"cmpl-{run.number}", "object": "text_completion", "created": int(time.time()),
-                "model": self.model.name, "choices": choices}  # fmt: skip
-
-    def _choice(self, run: Run, token: Token) -> Body:
-        choice: Body = {"index": 0, "text": token.text, "finish_reason": token.ends or None, "stop_reason": None}
-        return choice | ({"token_ids": [token.id]} if self._tells_ids(run.body) else {})
+        return {"id": "x", "object": "text_completion", "created": 1, "model": self.model.name, "choices": choices}
 
     def _usage(self, run: Run) -> Body:
         num_read, num_written = len(run.prompt), run.asked.num_written
-        usage: Body = {"prompt_tokens": num_read, "completion_tokens": num_written,
-                       "total_tokens": num_read + num_written}  # fmt: skip
-        # Only with --enable-prompt-tokens-details.
-        usage["prompt_tokens_details"] = {"cached_tokens": run.asked.cached} if self.has_ids else None
-        return usage
+        cached = {"cached_tokens": run.asked.cached} if self.tells_more else None
+        total = {"total_tokens": num_read + num_written, "prompt_tokens_details": cached}
+        return {"prompt_tokens": num_read, "completion_tokens": num_written, **total}
 
 
 # What hosts say of fields that a model does not take.
@@ -118,20 +99,16 @@ REFUSALS = {
 
 
 class OpenAI(Vllm):
-    """Chats as hosts document them: text alone, and an end that comes apart from it. `owner` is of its models, which do
-    not take the fields `refused`. None of these hosts was asked by us."""
+    """Chats as hosts document them: text alone, and an end that comes apart from it. Their models do not take the
+    fields `refused`. None of these hosts was asked by us."""
 
     paths: ClassVar = {"/v1/models": "models", "/v1/chat/completions": "chat"}
-    has_ids = False
+    owner, tells_more = "system", False
     salt = ""
 
-    def __init__(self, *args: Any, owner: str = "system", refused: tuple[str, ...] = (), **named: Any) -> None:
+    def __init__(self, *args: Any, refused: tuple[str, ...] = (), **named: Any) -> None:
         super().__init__(*args, **named)
-        self.owner, self.refused = owner, refused
-
-    async def models(self, request: Request) -> Response:
-        card = {"id": self.model.name, "object": "model", "created": 1, "owned_by": self.owner}
-        return JSONResponse({"object": "list", "data": [card]})
+        self.refused = refused
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
@@ -155,10 +132,6 @@ class OpenAI(Vllm):
             ends = token.ends
             if token.text:
                 yield self.part(run, {"content": token.text}) | {"usage": None}
-        for last in self.ending(run, ends):
-            yield last
-
-    def ending(self, run: Run, ends: str) -> list[Body]:
-        last = self.part(run, {}, ends) | {"usage": None}
-        asks = (run.body.get("stream_options") or {}).get("include_usage")
-        return [last, *([self.part(run, {}) | {"choices": [], "usage": self._usage(run)}] if asks else [])]
+        yield self.part(run, {}, ends) | {"usage": None}
+        if (run.body.get("stream_options") or {}).get("include_usage"):
+            yield self.part(run, {}) | {"choices": [], "usage": self._usage(run)}

@@ -3,32 +3,32 @@
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
-from skydraft.errors import BrokenOff, CloudFailure, OptionError
+from skydraft.errors import BrokenOff, CloudFailure
 from tests.gateway.interfaces import QUESTION, WHOLE, body_of
 from tests.gateway.running import over
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, TARGET, TEXT, choices, committed
 from tests.stock import faults
-from tests.stock.fakes import GENERATING, HOSTS, Fake, fake
+from tests.stock.conftest import said
+from tests.stock.fakes import HOSTS, Fake, fake
 from tests.thinking.scripts import OPENED, pair_of
 
 
-@pytest.fixture(params=HOSTS)
-def host(request: pytest.FixtureRequest) -> Iterator[Fake]:
-    with fake(request.param, TARGET) as server:
-        yield server
+@contextmanager
+def chat(host: str = "openai", token_s: float = 0.0, **how: Any) -> Iterator[tuple[Fake, Any]]:
+    with fake(host, TARGET, token_s=token_s) as server, closing(skydraft.connect(server.url, **how)) as cloud:
+        yield server, cloud
 
 
-def write(cloud: Any, mode: str = "lossless", **given: Any) -> Generation:
+def write(cloud: Any, mode: str = "lossless", edge: Any = DRAFT, **given: Any) -> Generation:
     params = DecodingParams(**{"max_new_tokens": LENGTH} | given)
-    plan = make_plan(mode)
-    return skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=plan, params=params, break_loops=False)
+    return skydraft.generate(TEXT, edge=edge, cloud=cloud, plan=make_plan(mode), params=params, break_loops=False)
 
 
 def assert_goes_on(done: Generation, num_written: int) -> None:
@@ -38,68 +38,42 @@ def assert_goes_on(done: Generation, num_written: int) -> None:
     assert len(done.token_ids) == LENGTH and "\ufffd" not in done.text
 
 
-@pytest.mark.parametrize("mode", ["cloud", "lossless"])
-def test_a_text_is_the_chats_own(host: Fake, mode: str) -> None:
-    with closing(skydraft.connect(host.url)) as cloud:
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_text_is_the_chats_own(host: str) -> None:
+    with chat(host) as (server, cloud):
         write(cloud).run()
-        num_before, done = len(host.generating), write(cloud, mode).run()
-    assert cloud.kind == "chat" and len(host.generating) == num_before + 1
-    assert (done.token_ids, done.finish_reason, set(done.origins)) == (ALONE, "length", {"cloud"})
-    body = host.model.asked[-1].body
-    assert body["messages"] == [{"role": "user", "content": TEXT}] and done.stats.tokens_out >= LENGTH
+        for number, mode in enumerate(("cloud", "lossless"), len(server.generating) + 1):
+            done = write(cloud, mode).run()
+            assert cloud.kind == "chat" and len(server.generating) == number
+            assert (done.token_ids, done.finish_reason, set(done.origins)) == (ALONE, "length", {"cloud"})
+            assert server.model.asked[-1].body["messages"] == [{"role": "user", "content": TEXT}]
 
 
 def test_a_new_model_is_asked_again_without_what_it_does_not_take() -> None:
-    with fake("openai, new", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        for _ in range(2):
-            assert write(cloud, "cloud").run().token_ids == ALONE
-        bodies = [asked.body for asked in server.model.asked if asked.path in GENERATING]
-        assert ["max_tokens" in body for body in bodies] == [True, False, False, False]
-        assert ["temperature" in body for body in bodies] == [True, True, False, False]
+    with chat("openai, new") as (server, cloud):
+        assert [write(cloud, "cloud").run().token_ids for _ in range(2)] == [ALONE] * 2
+        fields = [{"max_tokens", "temperature"} & asked.body.keys() for asked in server.generating]
+        assert fields == [{"max_tokens", "temperature"}, {"temperature"}, set(), set()]
         with pytest.raises(CloudFailure, match=r"answered 400: .* 'temperature' does not support"):
             write(cloud, "cloud", temperature=0.7).run()
 
 
-def test_what_a_model_thinks_is_no_part_of_its_answer_and_is_paid() -> None:
-    deltas = [{"content": None, "reasoning_content": "hm"}, {"reasoning": "so I think"}, {"content": "语速"}]
-    events = [{"choices": [{"index": 0, "delta": each}]} for each in deltas]
-    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        server.faults.append(faults.tells(*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
-        done = write(cloud).run()
-    assert (done.text, done.reasoning, done.finish_reason) == ("语速", "", "eos") and done.stats.tokens_out >= 3
-
-
 def test_where_our_template_has_begun_to_think_the_answer_is_none_of_that() -> None:
     draft, _ = pair_of("hm</think>no", OPENED)
-    events = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in ("4 is", " it")]
     with fake("openai") as server, closing(skydraft.connect(server.url)) as cloud:
-        server.faults.append(faults.tells(*events, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
-        plan, params = make_plan("lossless"), DecodingParams(max_new_tokens=LENGTH)
-        done = skydraft.generate(TEXT, edge=draft, cloud=cloud, plan=plan, params=params).run()
+        server.faults.append(faults.tells(*said("4 is", " it"), {"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+        done = write(cloud, edge=draft).run()
     assert (done.text, done.reasoning, done.finish_reason) == ("4 is it", "", "eos")
 
 
-@pytest.mark.parametrize("num_parts", [5, 20])
-def test_a_text_that_breaks_off_is_gone_on_with(host: Fake, num_parts: int) -> None:
-    lines: list[str] = []
-    with closing(skydraft.connect(host.url, notify=lines.append)) as cloud:
-        write(cloud).run()
-        num_before = len(host.generating)
-        host.faults.append(faults.cut(num_parts))
-        done = write(cloud).run()
-    num_written = done.origins.count("cloud")
-    assert_goes_on(done, num_written)
-    assert done.token_ids[:num_written] == ALONE[:num_written] and len(host.generating) == num_before + 1
-    assert num_parts - 5 < num_written <= num_parts and len(lines) == 1 and "ended within its answer" in lines[0]
-
-
-@pytest.mark.parametrize("said", [["语😀", "速\ud83d", "\ude00"], ["语", "速😀今", "天"], "😀", ["\ud83d", "\ude00语"]])
-def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(said: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "parts", [["语😀", "速\ud83d", "\ude00"], ["语", "速😀今", "天"], "😀", ["\ud83d", "\ude00语"]], ids=str
+)
+def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(parts: Sequence[str]) -> None:
     """Each emoji is four tokens of ours, and two halves for a server that counts in UTF-16."""
-    events = [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in said]
-    whole = "".join(said).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
-    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url)) as cloud:
-        server.faults.append(faults.tells(*events, done=False))
+    whole = "".join(parts).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    with chat() as (server, cloud):
+        server.faults.append(faults.tells(*said(*parts), done=False))
         done = write(cloud).run()
     num_written = done.origins.count("cloud")
     assert TARGET.vocab.decode(done.token_ids[:num_written]) == whole
@@ -107,7 +81,8 @@ def test_no_character_is_lost_doubled_or_cut_where_it_breaks_off(said: Sequence[
 
 
 def test_a_chat_that_is_killed_is_not_asked_again_when_it_is_back() -> None:
-    with fake("openai", TARGET, token_s=0.05) as server, closing(skydraft.connect(server.url)) as cloud:
+    lines: list[str] = []
+    with chat(token_s=0.05, notify=lines.append) as (server, cloud):
         generation = write(cloud)
         tokens = iter(generation)
         for _ in range(LENGTH // 4):
@@ -120,38 +95,23 @@ def test_a_chat_that_is_killed_is_not_asked_again_when_it_is_back() -> None:
         for _ in tokens:
             time.sleep(0.03)  # the server would be looked for now and then
         assert_goes_on(generation, generation.origins.count("cloud"))
-        assert len(server.generating) == num_before
+        assert len(server.generating) == num_before and len(lines) == 1 and "ended within its answer" in lines[0]
 
 
 @pytest.mark.parametrize(("mode", "require"), [("cloud", False), ("lossless", True)])
-def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(host: Fake, mode: str, require: bool) -> None:
-    with closing(skydraft.connect(host.url, require=require, timeout_s=5)) as cloud:
-        write(cloud).run()
-        num_before = len(host.generating)
-        host.faults.append(faults.cut(20))
+def test_a_text_that_may_not_go_on_alone_ends_with_what_it_has(mode: str, require: bool) -> None:
+    with chat(require=require, timeout_s=5) as (server, cloud):
+        server.faults.append(faults.cut(20))
         generation = write(cloud, mode)
         with pytest.raises(BrokenOff, match=r"ended within its answer, .* cannot go on: the connection broke"):
             generation.run()
     assert len(written := committed(generation)) > 0 and written == ALONE[: len(written)]
-    assert len(host.generating) == num_before + 1
-
-
-GATED = [{"mode": "auto"}, {"mode": "answers"}, {"gate": "entropy:2"}, {"mode": "quality"}]
-
-
-@pytest.mark.parametrize("given", GATED, ids=str)
-@pytest.mark.parametrize("api", ["auto", "chat"])
-def test_a_draft_cannot_be_checked_by_a_chat(given: dict[str, Any], api: str) -> None:
-    with fake("openai", TARGET) as server, closing(skydraft.connect(server.url, api=api, model="toy")) as cloud:
-        with pytest.raises(OptionError, match="needs skydraft serve, vLLM, SGLang or llama-server") as refused:
-            skydraft.generate(TEXT, edge=DRAFT, cloud=cloud, plan=make_plan(**given)).run()
-        assert "\n" not in refused.value.line and not server.generating
+    assert len(server.generating) == 1
 
 
 def test_a_text_that_has_ended_here_is_not_written_on_there() -> None:
-    with fake("openai", TARGET, token_s=0.002) as server, closing(skydraft.connect(server.url)) as cloud:
-        end = TARGET.vocab.decode(ALONE[4:6])
-        done = write(cloud, stop=(end,)).run()
+    with chat(token_s=0.002) as (server, cloud):
+        done = write(cloud, stop=(TARGET.vocab.decode(ALONE[4:6]),)).run()
         server.wait_until_idle()
     assert done.finish_reason == "stop_string" and server.model.num_written < LENGTH
 
@@ -169,7 +129,7 @@ def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line() ->
         asked = [body_of(path, choice) | {"path": path} for path in WHOLE for choice in ("auto", "required")]
         talk = {"path": "chat/completions", "model": "skydraft-lossless", "max_tokens": 8}
         open_end = [*QUESTION, {"role": "assistant", "content": "a"}]
-        asked += [talk | {"messages": open_end, "continue_final_message": True}]
+        asked += [talk | {"messages": open_end, "continue_final_message": True}, talk | {"messages": QUESTION + CALLED}]
         begun = {"continue_ids": [1], "continue_as_prompt": True}  # the server's own answer would begin anew
         asked += [talk | {"messages": QUESTION, "skydraft": begun}, talk | {"path": "completions", "prompt": "a"}]
         for body, stream, mode in itertools.product(asked, (False, True), ("lossless", "cloud")):

@@ -2,8 +2,9 @@
 
 import json
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from io import BytesIO
 from itertools import count
 from socketserver import BaseRequestHandler, TCPServer
@@ -17,7 +18,7 @@ from skydraft_vllm.port import Device
 from skydraft_vllm.texts import Texts
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import shared_loop
 from skydraft.edge.stock.drafts import DraftedText, DraftPort
@@ -27,10 +28,10 @@ from skydraft.errors import OptionError
 from skydraft.types import Draft
 from tests import toys
 from tests.hostile.texts import TARGET, write
-from tests.serving import Serving, free_port
+from tests.serving import free_port
 from tests.stock.conftest import SEED
-from tests.stock.drafting import drafting_vllm
-from tests.stock.fakes import GENERATING, fake
+from tests.stock.drafting import DraftingVllm, drafting_vllm
+from tests.stock.fakes import Fake, fake
 
 PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80)
 STEP_S = 0.03
@@ -42,45 +43,53 @@ def on_any_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skydraft.edge.stock.connection.SAMPLE", toys.PROMPT)
 
 
-def written(edge: Any, cloud: Any, params: DecodingParams = PARAMS) -> skydraft.Generation:
-    return skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=make_plan(), params=params, raw=True).run()
+def begun(edge: Any, cloud: Any, mode: str = "lossless") -> Generation:
+    return skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=make_plan(mode), params=PARAMS, raw=True)
+
+
+@contextmanager
+def connected(edge: Any = None, **how: Any) -> Iterator[tuple[Fake, DraftingVllm, Any, str]]:
+    """A vLLM, its dialect, a connection that has carried a text, since the first one may begin before the port is
+    there, and where that is."""
+    with (
+        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, dialect, address),
+        closing(skydraft.connect(server.url, drafts=address, require=True, **how)) as cloud,
+    ):
+        begun(edge or toys.toy(SEED, 0.1), cloud).run()
+        dialect.forwards = 0
+        yield server, dialect, cloud, address
 
 
 @pytest.fixture(scope="module")
 def alone() -> tuple[int, ...]:
-    target = toys.toy(SEED)
-    plan = make_plan("cloud")
-    return skydraft.generate(toys.PROMPT, cloud=target, plan=plan, params=PARAMS, raw=True).run().token_ids
+    return begun(None, toys.toy(SEED), "cloud").run().token_ids
 
 
 @pytest.mark.parametrize(("drift", "most"), [(0.0, 0.75), (0.2, 0.95), (9.0, 1.0)])
 def test_a_text_takes_fewer_steps_and_is_the_same(alone: tuple[int, ...], drift: float, most: float) -> None:
+    """What leaves by the port is counted, too."""
     edge = toys.toy(SEED, drift)
-    with (
-        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, dialect, address),
-        closing(skydraft.connect(server.url, drafts=address, require=True)) as cloud,
-    ):
-        for _ in range(2):  # the first text may begin before the connection is there
-            dialect.forwards = 0
-            done = written(edge, cloud)
-            assert done.token_ids == alone
-        assert dialect.forwards <= most * len(alone) + 1
-        accepted = done.origins.count("accepted")
+    with connected(edge) as (server, dialect, cloud, _):
+        before = cloud.spent.bytes_up
+        done = begun(edge, cloud).run()
+        assert done.token_ids == alone and dialect.forwards <= most * len(alone) + 1
+        accepted, receipt = done.origins.count("accepted"), done.receipt
         assert accepted <= len(alone) - dialect.forwards + 1 and (drift > 1 or accepted > 10)
         assert sum(record.target.num_passes for record in done.records) >= dialect.forwards - 1
+        content = len(json.dumps(server.generating[-1].body, separators=(",", ":")))
+        assert [seen.tokens for seen in receipt.seen] == [(0, len(alone))] and (drift < 1 or receipt.rejected)
+        assert cloud.spent.bytes_up - before == receipt.bytes_up > content + 4 * len(receipt.rejected)
 
 
 def test_eight_texts_of_two_devices_at_once(alone: tuple[int, ...]) -> None:
     with (
-        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, dialect, address),
-        closing(skydraft.connect(server.url, drafts=address, require=True)) as one,
+        connected() as (server, dialect, one, address),
         closing(skydraft.connect(server.url, drafts=address, require=True)) as other,
         ThreadPoolExecutor(8) as pool,
     ):
-        for cloud in (one, other):
-            written(toys.toy(SEED, 0.1), cloud)
+        begun(toys.toy(SEED, 0.1), other).run()
         dialect.forwards = 0
-        jobs = [pool.submit(written, toys.toy(SEED, 0.1), cloud) for cloud in [one, other] * 4]
+        jobs = [pool.submit(begun(toys.toy(SEED, 0.1), cloud).run) for cloud in [one, other] * 4]
         assert all(job.result().token_ids == alone for job in jobs)
         assert dialect.forwards < 0.97 * 8 * len(alone)
 
@@ -99,7 +108,7 @@ def test_a_port_gone_or_hostile_is_said_once(alone: Any, monkeypatch: pytest.Mon
         Thread(target=port.serve_forever, args=[0.01], daemon=True).start()
         where = f"127.0.0.1:{free_port() if says is None else port.server_address[1]}"
         with closing(skydraft.connect(server.url, drafts=where, notify=said.append)) as cloud:
-            assert [written(toys.toy(SEED, 0.1), cloud).token_ids for _ in range(3)] == [alone] * 3
+            assert [begun(toys.toy(SEED, 0.1), cloud).run().token_ids for _ in range(3)] == [alone] * 3
         port.shutdown()
     assert len(said) == 1 and "vLLM writes alone" in said[0]
 
@@ -107,46 +116,25 @@ def test_a_port_gone_or_hostile_is_said_once(alone: Any, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("what", ["port", "device", "vllm"])
 def test_a_text_ends_right_whatever_dies_in_the_middle(alone: tuple[int, ...], what: str) -> None:
     edge, said = toys.toy(SEED, 0.1), list[str]()
-    with (
-        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, dialect, address),
-        closing(skydraft.connect(server.url, drafts=address, require=True, notify=said.append)) as cloud,
-    ):
-        written(edge, cloud)
-        port, texts = dialect.runner.drafts.port, dialect.runner.drafts._texts
-        assert port is not None and texts is not None
-        begun = skydraft.generate(toys.PROMPT, edge=edge, cloud=cloud, plan=make_plan(), params=PARAMS, raw=True)
-        for index, _ in enumerate(begun.rounds()):
-            if index == 3 and what == "port":
-                port.close()
-            if index == 3 and what == "vllm":
-                server.kill()
-                server.start()
-            if index == 3 and what == "device":
-                break
+    with connected(notify=said.append) as (server, dialect, cloud, _):
+        text = begun(edge, cloud)
+        rounds = text.rounds()
+        for _ in range(4):
+            next(rounds)
         if what == "device":
-            begun.close()
-            Serving.wait_until(lambda: texts.is_empty)
-            assert written(edge, cloud).token_ids == alone
+            text.close()
+            server.wait_until(lambda: dialect.runner.drafts._texts.is_empty)
+            text = begun(edge, cloud)
+            rounds = text.rounds()
+        elif what == "port":
+            dialect.runner.drafts.port.close()
         else:
-            assert begun.token_ids == alone
+            server.kill()
+            server.start()
+        list(rounds)
+        assert text.token_ids == alone
         if what == "port":
-            Serving.wait_until(lambda: any("vLLM writes alone" in line for line in said))
-
-
-def test_what_leaves_by_the_port_is_counted(alone: tuple[int, ...]) -> None:
-    edge = toys.toy(SEED, 0.7)
-    with (
-        drafting_vllm(toys.toy(SEED), token_s=STEP_S) as (server, _, address),
-        closing(skydraft.connect(server.url, drafts=address, require=True)) as cloud,
-    ):
-        for _ in range(2):
-            before = cloud.spent.bytes_up
-            done = written(edge, cloud)
-        (request,) = [each.body for each in server.model.asked if each.path in GENERATING][-1:]
-        content = len(json.dumps(request, separators=(",", ":")))
-        receipt = done.receipt
-        assert [seen.tokens for seen in receipt.seen] == [(0, len(alone))] and receipt.rejected
-        assert cloud.spent.bytes_up - before == receipt.bytes_up > content + 4 * len(receipt.rejected)
+            server.wait_until(lambda: any("vLLM writes alone" in line for line in said))
 
 
 def test_a_text_may_be_long_before_its_first_draft() -> None:

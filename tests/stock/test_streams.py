@@ -15,14 +15,10 @@ from skydraft.lab.learning.collect import lesson_of
 from skydraft.lab.learning.lessons import UNJUDGED
 from tests.hostile.texts import ALONE, LENGTH, STREAMS, TARGET, assert_all_is_accounted_for
 from tests.stock import faults
-from tests.stock.conftest import Spoilt
-from tests.stock.faults import Fault
+from tests.stock.conftest import Spoilt, said
+from tests.stock.faults import Fault, choices
 
 # --- Odd, and to be read
-
-
-def choices(change: Callable[[Any], Any]) -> Fault:
-    return faults.retells_json(lambda event: event | {"choices": [change(each) for each in event["choices"]]})
 
 
 def delta(change: Callable[[Any], Any]) -> Fault:
@@ -40,7 +36,6 @@ def event(**said: Any) -> bytes:
 ANYWHERE: dict[str, Fault] = {
     "Azure: filter results without a choice": before(event(choices=[], prompt_filter_results=[])),
     "choices: null": before(event(choices=None, usage={"prompt_tokens": 1})),
-    "no choices": before(event(usage={"prompt_tokens": 1, "completion_tokens": 0})),
     "a null for a choice": before(event(choices=[None])),
     "no error": faults.retells_json(lambda event: event | {"error": None}),
     "a blank reason": choices(lambda choice: choice | {"finish_reason": choice["finish_reason"] or " "}),
@@ -51,7 +46,6 @@ ANYWHERE: dict[str, Fault] = {
     "other fields": before(b"id: 7\n", b"retry: 1000\n", b'event: own.progress\ndata: {"tool": "search"}\n\n'),
     "no blank after the colon": faults.retells(lambda event: event.replace(b"data: ", b"data:")),
     "CRLF": faults.retells(lambda event: event.replace(b"\n", b"\r\n")),
-    "no [DONE]": faults.retells(lambda event: b"" if b"[DONE]" in event else event),
     "neither [DONE] nor a last line's end": faults.retells(
         lambda event: b"" if b"[DONE]" in event else event.rstrip() if b'"usage": {' in event else event
     ),
@@ -59,9 +53,7 @@ ANYWHERE: dict[str, Fault] = {
 }
 CHATS: dict[str, Fault] = {
     "Azure: a choice without text": before(event(choices=[{"index": 0, "finish_reason": None}], usage=None)),
-    "delta: null at the end": choices(
-        lambda choice: choice | ({} if choice["delta"].get("content") else {"delta": None})
-    ),
+    "delta: null at the end": delta(lambda said: said if said.get("content") else None),
     "no reasoning": delta(lambda said: said | {"content": said.get("content") or None, "reasoning": ""}),
     "content in parts": delta(lambda said: said | {"content": [{"type": "text", "text": said.get("content", "")}]}),
     "a message for a delta": choices(lambda choice: {"message": choice["delta"]} | choice | {"delta": None}),
@@ -77,28 +69,24 @@ def test_a_stream_that_broke_others_is_read(name: str, api: str, spoilt: Spoilt)
     assert generation.token_ids == ALONE and num_asked <= num_sound
 
 
-def said(*texts: str) -> list[Any]:
-    return [{"choices": [{"index": 0, "delta": {"content": each}}]} for each in texts]
-
-
-def test_half_a_character_that_stays_alone_is_none(spoilt: Spoilt) -> None:
-    """A server that counts in UTF-16 may cut an emoji between two events: tests/stock/test_chat.py joins halves."""
-    generation, _ = spoilt("chat", "lossless", faults.tells(*said("语\ud83d", "!", "\ud83d")))
-    assert generation.text.startswith("语\ufffd!")
-
-
 SAID, END = said(*"语速快"), {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-WHOLE_TEXTS: dict[str, Fault] = {
-    "an error after the end": faults.tells(*SAID, END, {"error": "too late"}),
-    "no [DONE]": faults.tells(*SAID, END, done=False), "noise after the end": faults.tells(*SAID, END, "[done]"),
-}  # fmt: skip
+THOUGHTS: list[Any] = [{"content": None, "reasoning_content": "hm"}, {"reasoning": "so I think"}]
+WHOLE: dict[str, tuple[str, Fault]] = {
+    "an error after the end": ("语速快", faults.tells(*SAID, END, {"error": "too late"})),
+    "no [DONE]": ("语速快", faults.tells(*SAID, END, done=False)),
+    "noise after the end": ("语速快", faults.tells(*SAID, END, "[done]")),
+    "halves of characters that stay alone": ("语\ufffd!", faults.tells(*said("语\ud83d", "!", "\ud83d"), END)),
+    "thoughts": ("语速快", faults.tells(*({"choices": [{"delta": each}]} for each in THOUGHTS), *SAID, END)),
+}
 
 
 @pytest.mark.parametrize("plan", STREAMS)
-@pytest.mark.parametrize("ends", WHOLE_TEXTS)
-def test_a_text_that_has_ended_is_whole_whatever_comes_after_it(ends: str, plan: str, spoilt: Spoilt) -> None:
-    generation, num_asked = spoilt("chat", plan, WHOLE_TEXTS[ends])
-    assert (generation.text, generation.finish_reason, num_asked) == ("语速快", "eos", 1)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_text_that_has_ended_is_whole_and_its_thoughts_are_paid(name: str, plan: str, spoilt: Spoilt) -> None:
+    text, fault = WHOLE[name]
+    generation, num_asked = spoilt("chat", plan, fault)
+    assert (generation.text, generation.finish_reason, num_asked) == (text, "eos", 1) and not generation.reasoning
+    assert generation.stats.tokens_out >= len(SAID) + len(THOUGHTS) * (name == "thoughts")
 
 
 # --- Ended badly
