@@ -9,14 +9,12 @@ import os
 import random
 import shutil
 import sys
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-import skydraft.api
-from bench.link import COPYING
+import skydraft
 from skydraft.cli.options.pair import ModelChoice
 from skydraft.cli.terminal import TERMINAL, console_for, is_colored, legend, show_tokens
 from skydraft.config import DecodingParams
@@ -29,11 +27,15 @@ from skydraft.lab.evaluation.modes import Mode
 from skydraft.lab.evaluation.records import PromptEntry
 from skydraft.lab.tasks.sets import read_tasks
 from skydraft.models.adapters import shipped
-from skydraft.models.cache import cache_dir, made_models
 
 ROOT = Path(__file__).parent.parent
 TASK_SET, NUM_TASKS = "zh-extract", 6
-EDIT = COPYING[0]
+EDIT = "Correct the one spelling mistake in this text and print the whole text again, nothing else:\n\n" + (
+    "The old lighthouse stands at the end of the pier. Every evening the keeper climbs the ninety steps to the lamp "
+    "room, cleans the glass and lights the lamp. Ships that come from the north see the light at a distance of twenty "
+    "miles. In winter the storms are so strong that nobody can walk along the pier, and the keeper stays in the tower "
+    "for several days. He has a small libary, a stove and enough food for two weeks."
+)
 _HERE = "" if shutil.which("skydraft") else f"{os.path.relpath(sys.prefix)}/bin/"  # where no environment is active
 _EDIT_PARAMS = DecodingParams(max_new_tokens=150)
 
@@ -49,40 +51,37 @@ def demo() -> None:
     console, models = console_for("auto"), replace(ModelChoice(), adapter="none")
     edge, target = models.load_pair()
     console.print(f"\n{edge.name} drafts, {target.name} checks. Here both run on this machine.", style="bold")
-    with closing(_cheap_rows(models)) as cheap:
-        _edit(console, edge, cheap)
+    _edit(console, edge, target)
     _taught(console, edge, target)
     console.print(f"\n{link()}\nTry it: {_HERE}skydraft chat. A chat page, and any app: {_HERE}skydraft gateway")
 
 
-def _cheap_rows(models: ModelChoice) -> Engine:
-    """The large model with weights in Q4_0, made once: there several tokens of a forward cost little more than one."""
-    name = f"{models.target_name}-q4_0"
-    if name not in made_models(cache_dir()):
-        with TERMINAL.state(f"Writing {name}, once…"):
-            skydraft.api.quantize(models.target_name, force=True)
-    return models.load(name)
-
-
 def _edit(console: Console, edge: Engine, target: Engine) -> None:
     """The large model's own text of an edit, with drafts and without; the better of two runs each, in turn."""
-    console.print(f"\n1. An edit. {EDIT.splitlines()[0]}\n")
+    console.print("\n1. An edit. The large model writes a text again and corrects its one spelling mistake:\n")
     with _writing(EDIT, "lossless", edge, target) as generation:
         for _, tokens in generation.rounds():
             show_tokens(console, tokens)
-        speeds, texts = {"lossless": [generation.stats.tokens_per_s or 0.0], "cloud": []}, {generation.text}
+        speeds, texts = {"lossless": [_speed(generation)], "cloud": []}, {generation.text}
     if is_colored(console):
         console.print(f"\n{legend(generation.origins)}")
     for mode in ("cloud", "lossless", "cloud"):
         with TERMINAL.state(f"The same in mode {mode}…"), _writing(EDIT, mode, edge, target) as again:
             texts.add(again.run().text)
-            speeds[mode].append(again.stats.tokens_per_s or 0.0)
+            speeds[mode].append(_speed(again))
     with_drafts, stream = (max(speeds[mode]) for mode in ("lossless", "cloud"))
     same = "The same text as" if len(texts) == 1 else "Another text than"
     console.print(
         f"\n{same} the large model alone, at {with_drafts / stream:.1f} times its speed ({with_drafts:.1f} and "
-        f"{stream:.1f} tokens a second, the better of two runs each).", style="bold",
+        f"{stream:.1f} tokens a second after the first one, the better of two runs each).", style="bold",
     )  # fmt: skip
+
+
+def _speed(generation: Generation) -> float:
+    """Tokens a second from the first one on."""
+    first, last = generation.records[0], generation.records[-1]
+    seconds = (last.ended_ms - first.ended_ms) / 1e3
+    return (generation.stats.num_tokens - first.num_committed) / seconds if seconds else 0.0
 
 
 def _writing(prompt: str, mode: str, edge: Engine, target: Engine) -> Generation:
