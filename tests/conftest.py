@@ -8,6 +8,7 @@ cores take ten times as long.
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ import pytest
 from skydraft.models import cache_dir
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before either is imported
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
