@@ -62,15 +62,15 @@ def side_by_side(titles: Sequence[str], modes: Mapping[str, Sequence[Figure | No
         return ""
     size = 1.5 + 1.9 * len(titles), 1.0 + 0.3 * len(modes)
     figure, panels = pyplot.subplots(1, len(titles), figsize=size, layout="constrained", sharey=True, squeeze=False)
-    for axes, title, figures in zip(panels[0], titles, zip(*modes.values(), strict=True), strict=True):
-        for row, x in enumerate(figures):
-            if x:
+    for at, (axes, title) in enumerate(zip(panels[0], titles, strict=True)):
+        for row, figures in enumerate(modes.values()):
+            if x := figures[at]:
                 axes.errorbar(
                     [x.value], [row], None, [[max(x.value - x.low, 0)], [max(x.high - x.value, 0)]],
                     fmt=_MARKS[row % len(_MARKS)], color=_COLORS[row % len(_COLORS)], markersize=7, elinewidth=0.8,
                     clip_on=False,
                 )  # fmt: skip
-        axes.set(xlabel=title, xlim=(0, None), ylim=(len(modes) - 0.5, -0.5), yticks=range(len(modes)),
+        axes.set(xlabel=title, xlim=(0, None), ylim=(max(len(modes), 1) - 0.5, -0.5), yticks=range(len(modes)),
                  yticklabels=list(modes))  # fmt: skip
     return _svg(pyplot, figure)
 
