@@ -154,7 +154,7 @@ class Ahead(Text):
         return DraftBlock(base, token_ids, forced=forced if any(forced) else (), is_copied=is_copied)
 
     def pause(self, base: int) -> list[Step]:
-        """Stop drafting until `go`; returns the draft model's own drafts after `base` tokens, if the text ends there."""
+        """Stop drafting until `go`; returns the model's own drafts after `base` tokens, if the text ends there."""
         with self._changed:
             self._may_draft = False
             self._changed.wait_for(lambda: not self._is_busy)
