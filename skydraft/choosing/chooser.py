@@ -44,7 +44,7 @@ class Chooser:
     def choose(self, row: Row, prefix: TokenIds) -> int:
         """Return the token after `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
 
-        At temperature 0 it is the best token, the lowest id among equals. Raises EngineError if a logit is not a number.
+        At temperature 0 the best token, the lowest id among equals. Raises EngineError if a logit is not a number.
         """
         scores = self.constrain(row, prefix)
         if self.params.temperature:
