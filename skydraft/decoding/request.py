@@ -78,4 +78,4 @@ class GenerateRequest:
             check_execution(self.execution)
         if self.share_audio == "none" and self.plan.verifies and any(message.audio for message in self.messages):
             hint = "Give --share-audio features, or --mode edge."
-            raise OptionError("A target cannot check a text about a recording that it does not hear.", hint=hint)
+            raise OptionError("A target that does not hear a recording cannot check a text about it.", hint=hint)

@@ -122,7 +122,7 @@ def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], boo
     if name in (*_OUR_GATES, "always", "never") or not name.isidentifier():
         raise OptionError(f"A gate cannot be called '{name}'.", hint="Choose a word that no other gate has.")
     if not callable(is_unsure):
-        raise OptionError(f"The gate {name} needs a function.", hint="Give a function of signals and a threshold.")
+        raise OptionError(f"The gate {name} is no function.", hint="Give a function of signals and a threshold.")
     SIGNALS[name] = Threshold("a number", math.inf, "0.5", is_unsure)
 
 

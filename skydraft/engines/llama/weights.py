@@ -131,9 +131,9 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     num_params = lib.model_n_params(model)
     lib.model_free(model)
     if num_params > _TARGET_PARAMS and not force:
-        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target has. In another type it"
+        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target has. In another type it is"
         hint = "A draft model may change, since the target checks it. For a target, give --force."
-        raise OptionError(f"{says} writes other texts.", hint=hint)
+        raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
     part = target.with_name(f"{target.name}.partial")
