@@ -2,8 +2,8 @@
 
 A token is allowed if its bytes are, even if other tokens spell the same text. If the text has only one continuation, as
 inside a field name, only the tokenizer's own token is allowed. An end token is allowed exactly when the text is
-complete. If the text has left the grammar (by a lossy rule, or a vocabulary that reads tokens differently), or no token
-can continue it, only the end is allowed.
+complete. Only the end is allowed if no token can continue the text, or if it has left the grammar: by a lossy rule, or
+a vocabulary that reads tokens differently.
 
 A child process first tests whether a grammar compiles. llguidance bounds most of its work, but some intersections of
 patterns take minutes, and deep nesting can crash the process.

@@ -75,8 +75,8 @@ def said_along(vocab: Vocab) -> Along[Said]:
 def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
     """Whether text[index] ends a sentence; `has_words_before` means that words came before `text`.
 
-    A wide stop always ends one. A dot does not inside a number, a word or an abbreviation, nor directly after a digit
-    at the end of the text, since decimals may follow.
+    A wide stop always ends one. A dot does not inside a number, a word or an abbreviation. After a last digit it
+    does not either, since decimals may follow.
     """
     if text[index] not in ".．":
         return text[index] in _WIDE_STOPS

