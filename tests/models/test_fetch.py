@@ -157,7 +157,7 @@ def test_nothing_reachable_is_one_line(world: FakeWorld, offline: bool) -> None:
 def test_a_file_that_is_cut_is_not_here(world: FakeWorld) -> None:
     path = world.fetch()
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(NetworkUnavailable, match="not whole, and nothing is"):
+    with pytest.raises(NetworkUnavailable, match="incomplete, and nothing is"):
         world.fetch(offline=True)
     with pytest.raises(UnknownModel, match="not whole"):
         present_path("tiny", world.cache)
