@@ -159,7 +159,7 @@ def test_a_file_that_is_cut_is_not_here(world: FakeWorld) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(NetworkUnavailable, match="incomplete, and nothing is"):
         world.fetch(offline=True)
-    with pytest.raises(UnknownModel, match="not whole"):
+    with pytest.raises(UnknownModel, match="or incomplete"):
         present_path("tiny", world.cache)
     assert world.fetch() == path and path.stat().st_size == world.published.model.bytes
 
