@@ -77,7 +77,9 @@ class DraftPort:
                 self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
                 if count(hello, "version") != _VERSION or not (most := count(hello, "drafts")):
-                    raise ValueError("it speaks another version" if hello else "it closed the connection: check the token")
+                    raise ValueError(
+                        "it speaks another version" if hello else "it closed the connection: check the token"
+                    )
                 self.most = most
             self._writer = writer
             await reader.read(1)  # nothing comes but the end
