@@ -23,7 +23,7 @@ from .fake_gateway import (
 from .test_conversation import calling
 
 pytestmark = pytest.mark.browser
-GONE = "The cloud at localhost:7373 is gone; going on alone."
+GONE = "The cloud at localhost:7373 was lost; going on without it."
 
 
 def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
