@@ -99,7 +99,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
     page.goto(remote)
     written(page, "lossless")
     go_to(page, 1)
-    expect(page.locator("#token-facts")).to_contain_text("Its round, ")
+    expect(page.locator("#token-facts")).to_contain_text("Round ")
     expect(page.locator("#token-facts")).to_contain_text("bytes there")
     expect(page.locator("#token-target button")).not_to_have_count(0)
     page.keyboard.press("Escape")
@@ -109,7 +109,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
     go_to(page, 2)
     expect(page.locator("#token-facts")).to_contain_text("Written by the small model alone.")
     expect(page.locator("#token-target")).to_have_text(
-        "The large model did not judge this token. It is not asked, so it learns nothing new of the text."
+        "The large model did not check this token. It is not asked now, so that it sees no more of the text."
     )
 
 
@@ -128,7 +128,7 @@ def test_a_target_that_tells_nothing_is_told_in_words_and_a_token_is_asked_by_th
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=409, json=refusal)
                if "skydraft-cloud" in route.request.post_data else route.continue_())  # fmt: skip
     page.locator('.text .run[data-token="3"]').click()
-    expect(page.locator("#token-target")).to_have_text("Not known here: It tells none.")
+    expect(page.locator("#token-target")).to_have_text("Unknown: It tells none.")
     expect(page.locator("#token-draft .likely")).to_be_visible()
     page.click("#close-token")
     expect(page.locator("#token")).to_be_hidden()

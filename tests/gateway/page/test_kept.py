@@ -40,7 +40,7 @@ def test_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
     dead.set()
     expect(page.locator(".notices li")).to_have_text([GONE])
     expect(page.locator(".notices")).to_have_attribute("role", "status")
-    expect(page.locator("#link")).to_have_text("Cloud gone; gated modes go on alone")
+    expect(page.locator("#link")).to_have_text("Cloud lost; the small model continues where the mode allows it")
     lost = page.locator(".run.edge-fallback").first
     meaning = "edge-fallback: Drafted by the small model while the cloud was gone. Not checked."
     expect(lost).to_have_attribute("title", meaning)
