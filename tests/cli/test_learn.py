@@ -29,7 +29,7 @@ def test_the_text_is_the_same_and_what_was_said_is_there(invoke: Invoke, tmp_pat
 
 def test_status_counts_and_forget_deletes(invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "l"
-    assert "is no folder" in invoke("learn", "status", str(folder))[2]
+    assert "is not a folder" in invoke("learn", "status", str(folder))[2]
     collect(invoke, folder, "你好", "我们", "他在")
     with (folder / "lessons.jsonl").open("a") as file:
         file.write("poison\n")

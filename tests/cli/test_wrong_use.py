@@ -53,7 +53,7 @@ WRONG = {
     f"{GENERATE} --audit-share 0": "above 0",
     f"{GENERATE} --audit-share nan": "above 0",
     f"generate 你好 {EDGE} --cloud http://localhost:1/v1 -m fluency --audit-share 1": "does not apply to a server",
-    f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
+    f"gateway --edge-only {EDGE} --audit-share 0.1": "another option needs one",
     # what is learned
     f"{GENERATE} --learn {CLIP}": "cannot be kept in",
     # recordings

@@ -66,12 +66,12 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
     assert status == 0, said + err
     assert "left out: 1 prompts of 640 tokens or more" in err
-    assert "The target is to write 96 answers" in err, err
+    assert "The target will write 96 answers" in err, err
     assert [line.split(":")[0] for line in said.splitlines()] == [
         "Agreement on held-out answers",
-        "task is used from now on where a conversation begins as these prompts do. Use it with --adapter task; in the "
+        "task is used from now on for conversations that begin like these prompts. Use it with --adapter task; in the "
         "gateway as skydraft",
-        "See what it is worth on other prompts",
+        "Measure it on other prompts",
     ]
     home = next((tmp_path / "home" / "adapters").glob("*/task"))
     lessons = list(Store(home).lessons(Counter()))
@@ -132,7 +132,7 @@ def test_what_was_forgotten_meanwhile_is_not_used(
 
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
     status, said, _ = call("learn", "run", "one", "--from", str(store.folder), "-y")
-    assert status == 1 and "forgotten meanwhile" in said, said
+    assert status == 1 and "deleted meanwhile" in said, said
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 
@@ -189,13 +189,13 @@ def test_wrong_use(call: Invoke, asked: Path, taught: Path, tmp_path: Path, monk
         (("learn", "run", "a"), "Give either --prompts FILE or --from DIR"),
         (("learn", "run", "a/b", *given), "cannot be the name of an adapter"),
         (("learn", "run", "auto", *given), "cannot be the name of an adapter"),
-        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, and 24 are needed"),
+        (("learn", "run", "a", "--prompts", str(tmp_path / "few.txt")), "has 2 prompts, but 24 are needed"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "mixed.jsonl")), "Line 1 of"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "spoken.jsonl")), "has speech"),
         (("learn", "run", "a", "--prompts", str(tmp_path / "half.jsonl")), "it has half of a character"),
         (("learn", "run", "a", "--from", str(tmp_path / "none"), "-y"), "none has 0 usable answers"),
         (("learn", "forget", "nobody"), "There is nothing to forget"),
-        (("learn", "export", "nowhere"), "nowhere is no folder"),
+        (("learn", "export", "nowhere"), "nowhere is not a folder"),
     ):
         status, _, err = call(*args)
         lines = [line for line in err.splitlines() if line.startswith("skydraft: ")]

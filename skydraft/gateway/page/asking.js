@@ -15,8 +15,8 @@ const visible = (text) => text.replaceAll(' ', '␣').replaceAll('\n', '↵').re
 
 const note = (key, args) => worded(make('p', { class: 'note' }), key, args);
 
-/** Whether to ask the large model about a token. If it is remote, only about tokens that it has seen: checked at once, or
- * later with the unchecked tokens before a checked block. */
+/** Whether to ask the large model about a token. A remote model is asked only about tokens that it has seen: checked at
+ * once, or later together with a checked block. */
 function mayAsk({ part: { origin, round, before } }, { rounds }) {
   const isAudited = rounds.some((record) => record.round > round && record.num_audited);
   return $('link').dataset.link === 'local' || JUDGED.includes(origin) || (!before && isAudited);

@@ -100,7 +100,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
     written(page, "lossless")
     go_to(page, 1)
     expect(page.locator("#token-facts")).to_contain_text("Round ")
-    expect(page.locator("#token-facts")).to_contain_text("bytes there")
+    expect(page.locator("#token-facts")).to_contain_text("bytes sent")
     expect(page.locator("#token-target button")).not_to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.locator('.text .run[data-token="1"]')).to_be_focused()
