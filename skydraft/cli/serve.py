@@ -26,8 +26,8 @@ _server_section = section("server", "Server", ServeOptions, [
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
     option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", type=PORTS, default=0),
-    option("--execution", None, "exact: other requests never change an answer. throughput: one forward for all, which may "
-           "change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+    option("--execution", None, "exact: other requests never change an answer. throughput: one forward for all, which "
+           "may change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ])  # fmt: skip
 _LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
                     type=Literal["debug", "info", "warning", "error"], default="info")  # fmt: skip

@@ -130,8 +130,8 @@ gate_section = section("gate", "Gate", _gate, [
     option("--hand-back", "H", "How long the target keeps writing after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
            "agree:M, gated texts may differ between runs over a link (default: the mode's; without a mode 0)."),
-    option("--execution", None, "exact: the numbers of one token at a time. throughput: a block in one forward, which may "
-           "change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+    option("--execution", None, "exact: the numbers of one token at a time. throughput: a block in one forward, which "
+           "may change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ], _RARELY)  # fmt: skip
 
 
