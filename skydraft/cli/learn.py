@@ -59,8 +59,8 @@ def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     needed = f" {MIN_GENERATIONS - number} more are needed to train with them." if number < MIN_GENERATIONS else ""
     return (
         f"{number} answers of {marks.total()} tokens ({drafted}, target {one_line(short_weights(target))}).{needed}\n"
-        f"  The target wrote or confirmed {sum(marks[mark] for mark in KNOWN)} of the tokens, would have written "
-        f"{marks[WRONG]} otherwise, and has not seen {marks[UNJUDGED]}."
+        f"  The target wrote or confirmed {sum(marks[mark] for mark in KNOWN)} of the tokens, disagreed with "
+        f"{marks[WRONG]}, and has not checked {marks[UNJUDGED]}."
     )
 
 
@@ -95,7 +95,7 @@ def forget(folder: Path, models: ModelChoice) -> None:
     if is_adapter_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
     if not folder.is_dir():
-        raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
+        raise OptionError(f"There is nothing to forget: {folder} does not exist.", hint="Check its name.")
     click.echo(f"{_written_out(*Store(folder).forget())} deleted.")
     click.echo("Adapters trained on them stay. To undo the last training: skydraft learn revert NAME")
 
@@ -106,9 +106,9 @@ def forget(folder: Path, models: ModelChoice) -> None:
 def revert(name: str, models: ModelChoice) -> None:
     """Undo the last training of adapter NAME. The three trainings before it can be undone, too."""
     if adapters.revert(name, models.edge_model, cache_dir()):
-        click.echo(f"{name} is again what it was before its last training.")
+        click.echo(f"The last training of {name} was undone.")
     else:
-        click.echo(f"{name} is gone; there was none before it.")
+        click.echo(f"{name} was removed; it had no earlier training.")
 
 
 @learn.command(cls=Command)

@@ -180,7 +180,7 @@ class _Run:
                     before = base.adapters.choose(str(used), ())
                     gained = gain_over(before, task.held_out, texts, base.adapters.trained_on(before))
                     if gained is None or gained.low <= 0:
-                        return "it is not certainly better than the one in use, which stays"
+                        return "it is not certainly better than the one in use, which stays in use"
             try:
                 write_calibration(calibrate_lessons(task.held_out, texts, edge, name)[0], cache_dir())
             except PromptError as error:  # the answers are short

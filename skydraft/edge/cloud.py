@@ -65,7 +65,7 @@ class Cloud:
         if not 0 < self.timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
         if self.fallback not in get_args(Fallback) or (self.require and self.fallback == "start"):
-            raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
+            raise OptionError("--fallback must be lost or start, and start does not go with --require-cloud.")
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
         self._key = random.random()  # orders the servers for requests that belong to no text

@@ -95,10 +95,13 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
 
     # again: nothing is asked twice, and nothing is new
     status, said, err = call("learn", "run", "task", "--prompts", str(asked), "-s", SYSTEM, "-n", "12", "-y")
-    assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
+    assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "will write" not in err
     assert "learned: task" in bare("models", "list")[1]
-    assert "To take it back: skydraft learn revert" in call("learn", "forget", "task")[1] and not Store(home).files()
-    assert "is gone" in call("learn", "revert", "task")[1]
+    assert (
+        "To undo the last training: skydraft learn revert" in call("learn", "forget", "task")[1]
+        and not Store(home).files()
+    )
+    assert "was removed" in call("learn", "revert", "task")[1]
     assert call(*ASK, "--mode", "edge", "-s", SYSTEM)[1] == before
     assert "has no adapter 'task'" in call("learn", "revert", "task")[2]
 

@@ -57,7 +57,7 @@ class Chat(Dialect):
         thinks = any(map(delta.get, _REASONING)) or any("thinking" in part for part in parts)
         text = "".join(part.get("text", "") for part in parts) if parts else text
         if not isinstance(text, str):
-            raise CloudFailure("The server sent something else where text was due.")
+            raise CloudFailure("The server's answer has no valid text where one is needed.")
         finish = name(choice.get("finish_reason")).strip()
         usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
         return Read(usage=usage, text=text, thinks=thinks, finish=finish)

@@ -130,7 +130,7 @@ def is_refusal(answer: Any) -> bool:
 def sound(answer: Any) -> dict[str, Any]:
     """Return an answer or event. If it is an error, even within a stream, raise its SkydraftError."""
     if not isinstance(answer, dict):
-        raise CloudFailure("The server sent something else where an answer was due.")
+        raise CloudFailure("The server's answer is not a JSON object.")
     if is_refusal(answer):
         raise refusal(200, {}, as_json(answer))
     return answer
@@ -151,13 +151,13 @@ def field(value: Any, name: str) -> Any:
 
 def number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise CloudFailure("The server sent something else where a number was due.")
+        raise CloudFailure("The server's answer has no valid number where one is needed.")
     return value
 
 
 def items(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CloudFailure("The server sent something else where a list was due.")
+        raise CloudFailure("The server's answer has no list where one is needed.")
     return value
 
 

@@ -133,8 +133,8 @@ class _Stage:
         self._request, self._pair, self._calibration = request, pair, calibration
 
     def check(self) -> None:
-        """Raise UsageError, before the first run, for a mode that does not suit a prompt or the target's server, and
-        for a prompt that is too long."""
+        """Raise UsageError before the first run: for a mode that does not suit a prompt or the target's server, or for
+        a prompt that is too long."""
         prompts = self._request.workload.prompts
         for mode in self._request.modes:
             try:

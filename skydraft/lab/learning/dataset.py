@@ -93,7 +93,7 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
             held.add(key)
             num_held += len(groups[key])
     if num_held < wanted:
-        message = f"The {total} answers are to {len(order)} prompts, which are too few to hold some out."
+        message = f"The {total} answers belong to {len(order)} prompts, too few to hold some out."
         raise RecordsError(message, hint="Collect answers to more prompts.")
     trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
     return trained, [lesson for lesson in lessons if key_of[lesson.prompt_ids] in held]
