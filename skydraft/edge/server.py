@@ -24,7 +24,7 @@ OURS, CHAT = "skydraft", "chat"
 def check_drafts(plan: Plan, kind: str) -> None:
     """Raise OptionError if a server of this kind cannot check the drafts of a plan."""
     if kind == CHAT and plan.drafts and not plan.streams:
-        message = "A chat server cannot check drafts. Only skydraft serve, vLLM, SGLang and llama-server can."
+        message = "A chat server cannot check drafts. This needs skydraft serve, vLLM, SGLang or llama-server."
         raise OptionError(message, hint="Choose --mode lossless or cloud, without --gate.")
 
 

@@ -299,7 +299,7 @@ class OwnServer(Channel):
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)
         if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):
-            says = f"{info.model} there has another vocabulary than the draft model."
+            says = f"{info.model} there uses other tokens than the draft model."
             raise VocabularyMismatch(says, hint="Choose two models of one family.")
 
     async def learn(self, timeout_s: float) -> TargetFacts:

@@ -175,7 +175,7 @@ class KeepChoice:
     def check(self, *, verifies: bool) -> None:
         """Raise OptionError for --learn if nothing can be learned."""
         if self.collector and not (verifies or self.audit_share):
-            says = "--learn does not apply here: no target checks the draft model's text."
+            says = "--learn does not apply here: only the draft model writes, and nothing is checked."
             raise OptionError(says, hint="Choose a mode that checks, for example --mode quality.")
 
     @contextmanager

@@ -188,7 +188,7 @@ class StockConnection:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
-                message = f"{info.model} at {self.address} has another tokenizer than the draft model."
+                message = f"{info.model} at {self.address} encodes a text as other tokens than the draft model."
                 raise VocabularyMismatch(message, hint="Choose two models of one family.")
             info.vocabularies.add(vocab.fingerprint)
         return info
