@@ -52,7 +52,7 @@ def check(params: DecodingParams, plan: Plan, kind: type[Dialect]) -> None:
         hint = "Add --think off, or use skydraft serve."
         raise OptionError(f"--min-new-tokens would count thoughts {there}.", hint=hint)
     if params.grammar and (grammar := params.grammar.partition(":")[0]) not in kind.grammars:
-        says = f"A grammar of the kind {grammar} (also used for required tool calls) does not apply {there}."
+        says = f"A grammar of the kind {grammar}, as for a required tool call, does not apply {there}."
         raise OptionError(says, hint=f"It takes {', '.join(kind.grammars) or 'none'}; skydraft serve takes all.")
 
 
