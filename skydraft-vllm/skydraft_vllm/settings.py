@@ -28,7 +28,7 @@ class Settings:
             raise ValueError(f"{_PREFIX}{min(unknown)} is unknown")
         host, port = given.get("HOST", "127.0.0.1"), given.get("PORT", str(DEFAULT_PORT))
         if not port.isdecimal() or not 0 <= int(port) + engine_index < 65536:
-            raise ValueError(f"{_PREFIX}PORT is {port}, which is not a port number")
+            raise ValueError(f"{_PREFIX}PORT is {port}, which is no port number")
         tls = None
         if certificate := given.get("TLS_CERT"):
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
