@@ -1,4 +1,4 @@
-"""The plots of the report, as SVG for the page. Modes differ by mark as well as by colour."""
+"""The plots of the report, as SVG for the page. Modes have different marks as well as colours."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ _COSTS = ("calls a token", "written a token")
 
 
 def load_pyplot() -> Any:
-    """Matplotlib's pyplot, set up to write the same bytes each time. Raises MissingDependency."""
+    """Return Matplotlib's pyplot, set up for reproducible files. Raises MissingDependency."""
     with importing("The plots of a report need", "report"):
         import matplotlib
 
         matplotlib.use("svg")
         import matplotlib.pyplot as pyplot
 
-    # The same records give the same file: no random ids; texts are shapes, so no font is needed.
+    # The same records give the same file: ids are not random, and texts are shapes that need no font.
     pyplot.rcParams.update(
         {"svg.hashsalt": "skydraft", "svg.fonttype": "path", "font.size": 10, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True}
@@ -30,8 +30,8 @@ def load_pyplot() -> Any:
 
 
 def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
-    """An <svg>: `what` the modes reach, against calls a token and against tokens written a token. Each mode has its
-    figures of these three. "" without matplotlib."""
+    """Return an <svg> of `what` against calls a token, and against tokens written a token. Each mode has these three
+    figures. Return "" without matplotlib."""
     try:
         pyplot = load_pyplot()
     except MissingDependency:
@@ -55,7 +55,7 @@ def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
 
 
 def side_by_side(titles: Sequence[str], modes: Mapping[str, Sequence[Figure | None]]) -> str:
-    """An <svg>: a panel for each title, with the value of each mode and its interval. "" without matplotlib."""
+    """Return an <svg> with a panel for each title, and each mode's value and interval. "" without matplotlib."""
     try:
         pyplot = load_pyplot()
     except MissingDependency:
