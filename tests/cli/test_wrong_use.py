@@ -57,7 +57,10 @@ WRONG = {
     f"{OVER} --drafts a:7374": "--drafts is for a vLLM",
     f"{STOCK} --drafts http://a:7374/": "--drafts: 'http://a:7374/' is not the address",
     f"{STOCK} --drafts a:port": "--drafts: 'port' is not a port",
-    f"{STOCK} --drafts a -m cloud": "--drafts does not apply where nothing is drafted",
+    f"{STOCK} --drafts ''": "--drafts: '' is not the address",
+    f"{STOCK} --drafts a -m cloud": "--drafts does not apply where one model works alone",
+    f"{STOCK} --drafts a -m edge": "--drafts does not apply where one model works alone",
+    f"{OVER} --cloud-api vllm": "for servers without skydraft",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
