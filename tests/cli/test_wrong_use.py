@@ -39,7 +39,7 @@ WRONG = {
     f"{GENERATE} --device edg=cuda": "'edg=cuda' names another side than edge and cloud",
     # what is written, and who checks it
     f"{GENERATE} --mode qualty": "Did you mean quality?",
-    f"{GENERATE} --mode auto": "skydraft calibrate",
+    f"{GENERATE} --mode auto --trace kept": "skydraft calibrate",
     f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
     f"{GENERATE} --trace /no/such/folder/t.jsonl": "/no/such/folder",
@@ -117,7 +117,7 @@ FAILURES = {
     "generate 你好 --offline": "qwen2.5-coder",
     "generate 快 --local-only --edge-model a/b": "a/b",
     f"{GENERATE} --json --trace /dev/full": "No space left on device",
-    f"{OVER} --require-cloud --cloud-timeout 0.3": "skydraft doctor --cloud localhost:1",
+    f"{OVER} --require-cloud --cloud-timeout 0.3 --trace kept": "skydraft doctor --cloud localhost:1",
 }
 
 
