@@ -51,7 +51,7 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     files = {
         "summary.json": content + "\n", "report.html": render(findings, summary, planes),
         "tokens.csv": _csv(tokens), "table.md": _filled("table.md.j2", **whole),
-        "indicators.svg": side_by_side([f"{each.label}{each.unit}" for each in _SIDE_BY_SIDE], texts),
+        "indicators.svg": side_by_side([f"{each.label}{each.unit}" for each in _SIDE_BY_SIDE], texts) if texts else "",
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
     }  # fmt: skip
     with telling(OptionError, f"{folder} cannot be written", _HINT):
