@@ -269,7 +269,7 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.zh-CN.md": (
         partial(
             headline,
-            "大模型流式输出 = 1 | 20 ms 链路 | 80 ms 链路 | vLLM，20 ms 链路 | 文本相同（vLLM）",
+            "大模型流式输出 = 1 | 20 ms 链路 | 80 ms 链路 | vLLM，20 ms 链路 | vLLM 文字相同的段数",
             ("中文短答", "日常问题", "代码", "中文长文", "改写"),
         ),
         partial(taught, "150 道题，答对比例 | 小模型 | 学习之后 | 大模型", ("从中文便条提取 JSON", "中文词语", "算术")),
@@ -281,7 +281,7 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
         speech_over_a_link,
     ),
     "docs/speech.zh.md": speech_tables(
-        "60 段录音 | 描述全对 | 属性对 | 每 token 调用 | 接受率 | 每 token 前向", "每段一次"
+        "60 段录音 | 描述全对 | 属性准确率 | 调用次数 / token | 接受率 | 大模型前向次数 / token", "每段一次"
     ),
     "docs/measuring.md": (
         what_a_mode_keeps,

@@ -1,13 +1,13 @@
 """skydraft: edge-cloud speculative decoding. A small model drafts, a gate decides, a large model checks.
 
-The package has three groups. The first is the pair, and a newcomer reads it alone:
+The package has three groups. The first is the pair of models; begin there:
 
 - `engines` turn tokens into logits; `choosing` turns logits into a token; `prompts` turn messages into tokens.
-- `decoding` drafts, verifies and commits; `gating` says which blocks are checked. Begin with `decoding/loop.py`.
+- `decoding` drafts, verifies and commits; `gating` decides which blocks are checked. Begin with `decoding/loop.py`.
 - `protocol`, `edge` and `cloud` let the two models work on two machines; `access` has keys and shares.
-- `models` finds and fetches files; `api` is the public interface, which this module offers.
+- `models` finds and fetches files; `api` is the public interface, which this module exports.
 
-`gateway` is the second group, and `lab` (evaluation, tasks, learning) the third. `cli` is the command line of all.
+`gateway` is the second group, and `lab` (evaluation, tasks, learning) the third. `cli` is the command line.
 """
 
 from skydraft.api import connect, generate, load, start, without_model

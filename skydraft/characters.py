@@ -1,7 +1,7 @@
 """Classes of characters, Chinese first: the only definition of punctuation, content and control characters.
 
-Width variants belong to one class: `，` and `,` are both comma-like. All functions look at single characters of decoded
-text, never at token ids (field report F11).
+Width variants belong to one class: `，` and `,` are both comma-like. All functions look at characters of decoded text,
+never at token ids (field report F11).
 """
 
 import json
@@ -30,10 +30,10 @@ AABB = (
 
 DOUBLED = (re.sub(r"(.)", r"\1\1 ", AA) + re.sub(r"(.)(.)", r"\1\1\2\2 ", AABB)).split()
 _DOUBLES = re.compile("|".join(sorted((f"{word}+" for word in DOUBLED), key=len, reverse=True)))
-# Ideographs: of extension A, unified ones, for compatibility, of extensions B to H.
+# Ideographs: extension A, unified, compatibility, extensions B to H.
 _CJK_RANGES = (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)
 
-# A terminal obeys these characters: text of others could move the cursor, or change earlier output.
+# A terminal obeys these characters: foreign text could move the cursor or change earlier output.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of characters: they cannot be encoded
 _UNESCAPED_IN_JSON = {code: f"\\u{code:04x}" for code in range(127, 160)}
@@ -49,19 +49,19 @@ def is_punctuation(char: str) -> bool:
 
 
 def content_units(text: str) -> list[str]:
-    """The ideographs of a text. If it has none: its words, in lower case."""
+    """Return the ideographs of a text; if it has none, its words in lower case."""
     return list(filter(is_cjk, text)) or re.findall(r"[^\W_]+", text.lower())
 
 
 def num_adjacent(text: str) -> int:
-    """Number of ideographs equal to the character before them, without the doubles of words in DOUBLED. A third equal
-    character is no double."""
+    """Count ideographs equal to the character before them, except in the words of DOUBLED. A third equal character
+    counts."""
     num_doubles = sum(len(set(match.group())) for match in _DOUBLES.finditer(text))
     return sum(a == b and is_cjk(a) for a, b in pairwise(text)) - num_doubles
 
 
 def visible(text: str) -> str:
-    """Its control characters are written out, such as \\x1b for an escape; newlines and tabs stay."""
+    """Write out control characters, such as \\x1b for an escape; newlines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
@@ -70,7 +70,7 @@ def one_line(text: str) -> str:
 
 
 def json_line(value: object) -> str:
-    """One line of JSON without control characters; Chinese is not escaped."""
+    """Return one line of JSON without control characters; Chinese is not escaped."""
     return json.dumps(value, ensure_ascii=False, default=str).translate(_UNESCAPED_IN_JSON)
 
 
@@ -83,20 +83,20 @@ def rounded(value: Any, num_digits: int) -> Any:
 
 
 def is_whole(*values: Any) -> bool:
-    """Whether no text in these values has half of a character (U+D800 to U+DFFF): nothing can encode that."""
-    with suppress(TypeError, ValueError, RecursionError):  # no JSON, or too deep: others say so
+    """Whether all texts in these values can be encoded: none has half of a character (U+D800 to U+DFFF)."""
+    with suppress(TypeError, ValueError, RecursionError):  # not JSON, or too deep: other checks report it
         return not re.search("[\ud800-\udfff]", json.dumps(values, ensure_ascii=False, default=str))
     return True
 
 
 def from_json(data: str | bytes) -> Any:
-    """The value of a JSON text; it may begin with a byte order mark. Raises ValueError, where it is too deep or has
-    half of a character too."""
+    """Parse JSON, which may begin with a byte order mark. Raises ValueError, also for deep nesting and half
+    characters."""
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
         value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if "\\" in text and not is_whole(value):
-        raise ValueError("it has half of a character, which no text has")
+        raise ValueError("it has half of a character (U+D800 to U+DFFF)")
     return value

@@ -1,4 +1,4 @@
-"""The options of a request: parsed once, checked once, frozen. All defaults of the project are in this file."""
+"""The options of a request: parsed once, checked once, frozen. All defaults are in this file."""
 
 import difflib
 import math
@@ -15,18 +15,18 @@ from skydraft.grammars import check_grammar
 
 MAX_K = 32
 Execution = Literal["exact", "throughput"]
-# The question about a recording when the user asks none; the embedded speech models were trained with it.
+# The question about a recording if the user asks none. The embedded speech models were trained with it.
 CAPTION_PROMPT = "请用一句话描述说话人的语速、音调、音量、停顿和说话人的特点。"
 DEFAULT_K = 5
-OPENING = 16  # tokens of the first block, where the gate checks how a text begins
-MIN_CALL_PROB = 0.73  # where a tool may be called and need not
+OPENING = 16  # tokens of the first block, if the gate checks how a text begins
+MIN_CALL_PROB = 0.73  # if calling a tool is optional
 _INT32_MAX = 2**31 - 1
 _LOWEST_TEMPERATURE = 1e-6  # below it logits / temperature could overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The range of a field (both ends allowed), and its help. `metavar` None: no option of the command line."""
+    """The range of a field (both ends allowed), and its help. With `metavar` None it is no command line option."""
 
     low: float
     high: float
@@ -40,22 +40,22 @@ def _option(default: Any, low: float, high: float, metavar: str | None, text: st
 
 @dataclass(frozen=True, slots=True)
 class DecodingParams:
-    """The parameters that decide which token comes next and when to stop. Both sides use the same.
+    """The parameters that choose the next token and end the text, the same on both sides.
 
     A field is an option of the command line and a field of the protocol; CONTRIBUTING.md says how to add one.
-    As in transformers, prompt included: `repetition_penalty`, `no_repeat_ngram_size`, `min_new_tokens` (no earlier end,
-    unless all `sentences` are written). As in OpenAI's interface: `frequency_penalty` and `presence_penalty` over the
+    As in transformers, prompt included: `repetition_penalty`, `no_repeat_ngram_size`, `min_new_tokens` (a text may end
+    earlier if it has all `sentences`). As in OpenAI's interface: `frequency_penalty` and `presence_penalty` over the
     generated part, and `logit_bias`, pairs of (token id, number added to its logit), ids rising.
     All penalties look at the last `penalty_window` tokens, if it is not 0.
-    `min_call_prob`: a text begins as a tool call only where that is as probable, by raw logits at temperature 1.
-    For Chinese, over the generated part: `content_penalty` multiplies down CJK content tokens that occurred;
-    `content_ngram_size` bans n-grams of them, punctuation ignored; `comma_gap` bans comma-like tokens until so many CJK
-    characters follow the last punctuation; `full_stop_gap` shifts full-stop-like tokens, and the end, until so many
-    follow the last sentence.
-    `grammar` is as `skydraft.json_schema` and `skydraft.regex` write it. `stop_token_ids` (rising) end a text, too.
-    With a `think_end` the text may begin with thinking up to it, after `think_start` if that is not ""; a chat
-    template's own tags replace both. `min_new_tokens`, `sentences`, `grammar`, `min_call_prob` and what is for Chinese
-    count from where the answer begins.
+    A text begins as a tool call only with at least the probability `min_call_prob`, by raw logits at temperature 1.
+    For Chinese, over the generated part: `content_penalty` lowers CJK content tokens that occurred;
+    `content_ngram_size` bans repeated n-grams of them, ignoring punctuation. `comma_gap` bans comma-like tokens until
+    that many CJK characters follow the last punctuation. `full_stop_gap` shifts full-stop-like tokens, and the end,
+    until that many follow the last sentence.
+    `grammar` has the form that `skydraft.json_schema` and `skydraft.regex` write. `stop_token_ids` (rising) end a text.
+    With a `think_end` the text may begin with thinking, which ends there. It begins with `think_start`, unless that is
+    "". A chat template's own tags replace both. `min_new_tokens`, `sentences`, `grammar`, `min_call_prob` and the
+    Chinese rules begin with the answer.
     """
 
     max_new_tokens: int = _option(
@@ -84,7 +84,7 @@ class DecodingParams:
     full_stop_gap: int = _option(
         0, 0, 1024, "N", "Make full stop and end unlikely in the first N Chinese characters of a sentence."
     )
-    full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "How unlikely: what is added to its logit.")
+    full_stop_shift: float = _option(-8.0, -1e6, 0, "X", "Add X to these logits; -8 by default.")
     grammar: str = _option("", 0, 0, "G", "Follow a grammar: json_schema:JSON, json_object:, regex:R or lark:TEXT.")
     think_budget: int = _option(0, 0, _INT32_MAX, "N", "End thinking after N tokens; 0 is no limit.")
     think_start: str = _option("", 0, 0, None, "")
@@ -110,12 +110,12 @@ class DecodingParams:
             if ids != sorted(set(ids)) or min(ids, default=0) < 0:
                 raise OptionError(f"The ids of {name} must be token ids, each given once.")
         if self.think_start and not self.think_end:
-            raise OptionError("Thinking that begins needs a tag that ends it.")
+            raise OptionError("think_start needs a think_end, the tag that ends the thinking.")
         if self.grammar:
             check_grammar(self.grammar)
             if self.sentences:
                 says = "--sentences does not apply to a grammar, because the grammar decides where the text ends."
-                raise OptionError(says, hint="Leave out --sentences and a --style that sets them.")
+                raise OptionError(says, hint="Leave out --sentences, and any --style that sets it.")
 
     @property
     def shapes_chinese(self) -> bool:
@@ -136,7 +136,8 @@ def _nearest(name: str, known: Sequence[str], otherwise: str) -> str:
 
 
 def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
-    """The parameters of a style, or the defaults, with the values in `given` that are not None. Raises OptionError."""
+    """Return the parameters of a style, or the defaults, replaced by the values in `given` that are not None. Raises
+    OptionError."""
     if style is not None and style not in STYLES:
         raise OptionError(f"There is no style '{style}'.", hint=f"Choose one of: {', '.join(STYLES)}.")
     known = [field.name for field in fields(DecodingParams)]
@@ -156,8 +157,8 @@ def decoding_params(style: str | None = None, **given: Any) -> DecodingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModeSpec:
-    """`k` auto is no fixed block length, None is one model alone. If it `ends_early`, a block ends where the gate
-    escalates."""
+    """`k` "auto" lets the block length vary; None means that one model works alone. With `ends_early` a block ends
+    where the gate escalates."""
 
     gate: str
     k: int | Literal["auto"] | None
@@ -171,12 +172,12 @@ MODES: dict[str, ModeSpec] = {
     "lossless": ModeSpec("always", "auto"),
     "fluency": ModeSpec("entropy:5.5", 4, hand_back="agree:4"),
     "quality": ModeSpec("entropy:3.25", 6),
-    # Long blocks, since most are checked where much is a number or JSON.
+    # Blocks are long, since most are checked in texts full of numbers or JSON.
     "answers": ModeSpec("entropy:3.25+start+digits+dates+values", 16, ends_early=True, hand_back="agree:4"),
     "auto": ModeSpec("calibrated:0.95", 6, ends_early=True, hand_back="agree:4"),
 }
 
-DEFAULT_MODE = "lossless"  # of a pair, wherever nothing else is said
+DEFAULT_MODE = "lossless"  # for a pair of models
 
 
 def mode_spec(mode: str) -> ModeSpec:
@@ -186,7 +187,7 @@ def mode_spec(mode: str) -> ModeSpec:
 
 
 def parse_k(text: str | int) -> int:
-    """The block length: 1 to MAX_K. Raises OptionError."""
+    """Parse a block length, 1 to MAX_K. Raises OptionError."""
     k = int(text) if is_number(str(text)) else 0
     if not 1 <= k <= MAX_K:
         says = f"--k must be a whole number from 1 to {MAX_K}, not {text}."
@@ -195,7 +196,7 @@ def parse_k(text: str | int) -> int:
 
 
 def is_number(text: str) -> bool:
-    """Whether `text` is a whole number of ASCII digits, below 10^10."""
+    """Whether `text` is a whole number in ASCII digits, below 10^10."""
     return text.isascii() and text.isdecimal() and len(text) <= 10
 
 
@@ -205,22 +206,23 @@ def check_execution(execution: str) -> None:
 
 
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use; a container often has fewer than the machine. At least one."""
+    """Count the cores that this process may use, at least one. A container often has fewer than the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # not there, or no limit
+    with suppress(OSError, ValueError):  # no such file, or no limit
         quota, period = (int(word) for word in (cgroup / "cpu.max").read_text().split())
         cores = max(1, min(cores, math.ceil(quota / period)))
     return cores
 
 
 def free_bytes(proc: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that this process may still use; a container often has less than the machine. None if nothing says it."""
+    """Return the bytes of memory that this process may still use, None if unknown. A container often has less than the
+    machine."""
     free = None
     with suppress(OSError, ValueError, IndexError):
         free = int(proc.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
     with suppress(OSError, ValueError):  # no container, or no limit
         most, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
-        with suppress(OSError, ValueError, IndexError):  # files that it gives up when it needs the room
+        with suppress(OSError, ValueError, IndexError):  # the kernel drops cached files when memory is short
             used -= int((cgroup / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
         free = max(min(most - used, most if free is None else free), 0)
     return free

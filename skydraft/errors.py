@@ -1,14 +1,14 @@
-"""The one tree of errors that a caller can meet.
+"""All errors that a caller can meet.
 
     SkydraftError
     ├── UsageError              the request is wrong; nothing was done
     │   ├── UnknownModel        no such name, file, folder or hub id
     │   ├── VocabularyMismatch  draft and target do not share a tokenizer
-    │   ├── PromptError         empty, or not what the model takes
+    │   ├── PromptError         an empty prompt, or one that the model does not take
     │   │   └── ContextExceeded longer than the context
     │   ├── OptionError         an option is out of range or does not apply here
     │   │   ├── GrammarRefused  a grammar that cannot be followed here
-    │   │   └── WrongServer     at an address runs something else than its options say
+    │   │   └── WrongServer     the server at an address is not of the kind that the options name
     │   ├── RecordsError        records, a calibration or an adapter: broken, of a newer version, or of another pair
     │   ├── ProtocolError       a message that the other side cannot read
     │   └── LimitExceeded       a message, prompt or block beyond the server's limits
@@ -17,31 +17,31 @@
     │   ├── BrokenModel         a file is there but no engine can read it
     │   ├── NotEnoughDisk       the download would not fit
     │   └── NetworkUnavailable  neither cache nor network has it
-    ├── MissingDependency       an optional package is not installed, or of a version that does not fit
-    ├── EngineError             a forward or a rollback was refused by the engine
+    ├── MissingDependency       an optional package is not installed, or its version does not fit
+    ├── EngineError             the engine refused a forward or a rollback
     │   └── EngineBusy          no sequence of the model was free in time
     ├── BaseMismatch            a block or verdict does not begin where the committed text ends
     ├── Cancelled               the generation was cancelled while it waited
     └── CloudError              the cloud did not answer as it should
-        ├── CloudLost           no answer: no connection, no server, or one that is shutting down
+        ├── CloudLost           no answer: no connection, no server, or the server is shutting down
         │   ├── CloudTimeout    no answer within the time allowed
-        │   ├── CloudLoading    the server is there, and loads its model or has none for now
-        │   └── CloudDraining   the server is shutting down and takes nothing new
+        │   ├── CloudLoading    the server loads its model, or has none for now
+        │   └── CloudDraining   the server is shutting down and takes no new request
         ├── CloudBusy           the server has no room for another request
         ├── RateLimited         the token has used up its share for now
-        ├── BudgetSpent         the requests of today have cost as much as they may
-        ├── NotAuthorized       no token, or one that the server does not know
-        ├── TargetChanged       another model, execution or a smaller context than at the text's beginning
+        ├── BudgetSpent         today's requests have reached the limit on their cost
+        ├── NotAuthorized       no token, or a token that the server does not know
+        ├── TargetChanged       the model or execution changed during the text, or the context shrank
         ├── TlsFailure          no encrypted connection to this server, now or later
         ├── SessionNotFound     the session ended, was evicted, or the server was restarted
         ├── SessionTaken        another generation uses this session number
         ├── Diverged            the two sides have different texts of the same length
-        ├── BrokenOff           a chat ended within its answer, from which it cannot go on
+        ├── BrokenOff           a chat server ended within its answer, and cannot continue it
         └── CloudFailure        the server failed; its log says why
-            ├── ContentFiltered the server refuses the text for what it says
-            └── LeftGrammar     the text that the server writes is not one of the grammar
+            ├── ContentFiltered the server's content filter refuses the text
+            └── LeftGrammar     the server's text breaks the grammar
 
-Every message is one line; `hint` is the next thing to do. The code that raises an error names options as flags of the
+Every message is one line; `hint` is the next thing to do. Code that raises an error names options as flags of the
 command line (--temperature). `line` keeps the flags; `message`, `hint` and `str` have Python's names (temperature).
 """
 
@@ -52,7 +52,7 @@ from contextlib import asynccontextmanager, contextmanager
 from json import JSONDecodeError
 from typing import Any, ClassVar
 
-# A command that is to be run keeps its flags.
+# A command to run keeps its flags.
 _FLAGS = re.compile(
     r"((?:skydraft [a-z]|pip |llama-gguf-split |llama-server |vllm serve )(?:[^.]|\.(?!\s|$))*)|--([a-z][a-z-]*)"
 )
@@ -65,7 +65,7 @@ _NAMES = {
 
 
 def _clear(text: str) -> str:
-    """Without halves of characters, which cannot be written, and without most of a name of thousands of letters."""
+    """Escape halves of characters, which cannot be encoded, and shorten words of more than 600 characters."""
     return _ENDLESS.sub(r"\1…", text.encode(errors="backslashreplace").decode())
 
 
@@ -74,7 +74,7 @@ def _in_python(text: str) -> str:
 
 
 class SkydraftError(Exception):
-    """`exit_status` is for the command line, `grpc_status` for a server's answer; `retryable`: it may succeed later."""
+    """`exit_status` is for the command line, `grpc_status` for a server's answer. If `retryable`, try again later."""
 
     exit_status: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
@@ -119,7 +119,7 @@ class PromptError(UsageError): ...
 
 
 class ContextExceeded(PromptError):
-    """The prompt has `num_tokens`, a far longer one about as many, and the context holds `most`."""
+    """The prompt has `num_tokens` (an estimate for very long ones); the context holds `most`."""
 
     def __init__(self, message: str, *, num_tokens: int = 0, most: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -167,8 +167,7 @@ class MissingDependency(SkydraftError):
 
 @contextmanager
 def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
-    """Raise `kind`, which says `what` and why, for what the system refuses, and for content that is not UTF-8, JSON or
-    valid."""
+    """Raise `kind`, which says `what` failed and why, for OSError and ValueError: system errors, invalid content."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -177,10 +176,10 @@ def telling(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
 
 @contextmanager
 def telling_of_disk(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
-    """Raise `kind`, or NotEnoughDisk, which say `what` and why: other programs may fill or lock the disk."""
+    """Raise `kind` or NotEnoughDisk, which say `what` failed and why, for an OSError of the disk."""
     try:
         yield
-    except BrokenPipeError:  # of who reads what is printed
+    except BrokenPipeError:  # the reader of our output has gone
         raise
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -189,7 +188,7 @@ def telling_of_disk(kind: type[SkydraftError], what: str, hint: str) -> Iterator
 
 @contextmanager
 def naming(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
-    """As `telling`, and for an error of ours, whose own hint stays."""
+    """Like `telling`, and also for a SkydraftError, whose own hint stays."""
     with telling(kind, what, hint):
         try:
             yield
@@ -199,8 +198,8 @@ def naming(kind: type[SkydraftError], what: str, hint: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
-    """Raise `late` if what is within takes longer."""
-    import asyncio  # not with the package: it takes a while
+    """Raise `late` if the block takes longer."""
+    import asyncio  # imported here because it is slow to import
 
     try:
         async with asyncio.timeout(seconds):
@@ -211,7 +210,7 @@ async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
 
 @contextmanager
 def or_else(end: Callable[[], object]) -> Iterator[None]:
-    """Call `end` if anything is raised within, also where it is interrupted or cancelled."""
+    """Call `end` if the block raises anything, an interrupt or a cancellation included."""
     try:
         yield
     except BaseException:
@@ -232,7 +231,7 @@ def _reason(error: Any) -> str:
 
 @contextmanager
 def importing(need: str, extra: str) -> Iterator[None]:
-    """Raise MissingDependency, which begins with `need` ("A grammar needs"), for an import that fails in the block."""
+    """Raise MissingDependency for a failed import. Its message begins with `need` ("A grammar needs")."""
     try:
         yield
     except ImportError as error:
@@ -256,7 +255,7 @@ class Cancelled(SkydraftError):
 
 
 class CloudError(SkydraftError):
-    """`is_outage`: it may pass by itself, and a gated plan goes on alone meanwhile."""
+    """An outage (`is_outage`) may pass by itself; meanwhile the draft model continues a gated plan alone."""
 
     is_outage: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Files: small ones are read without waiting, and state files are written whole."""
+"""Files: small files are read without waiting, and state files are written whole."""
 
 import errno
 import logging
@@ -13,19 +13,19 @@ from pydantic import BaseModel, ConfigDict
 
 ADAPTER = "adapter.gguf"
 _NAME = re.compile(r"[\w-][\w.-]{0,63}")
-log = logging.getLogger("skydraft")  # where nobody configures logging, a warning is a line on stderr
+log = logging.getLogger("skydraft")  # without configured logging, a warning is a line on stderr
 
 
 class Stored(BaseModel):
-    """What a file holds as JSON, never changed: fields that are known, and finite numbers."""
+    """The JSON of a file, frozen. Unknown fields and numbers that are not finite are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """No process ever sees a part of the file, not even after a power cut. Raises OSError.
+    """Write a file so that no process ever sees a part of it, even after a power cut. Raises OSError.
 
-    A new file gets the permissions `mode`, less the umask. Who reads it first to change it holds a lock meanwhile.
+    A new file gets the permissions `mode`, less the umask. Hold a lock to read, change and write a file.
     """
     scratch = path.with_name(f".{path.name}-{token_hex(6)}")
     try:
@@ -41,7 +41,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Raises OSError, also for a pipe or a device, which might never end; pipes of the shell (/dev/fd/63) are read."""
+    """Read a file or a shell pipe (/dev/fd/63). Raises OSError, also for other pipes and devices."""
     if path.exists() and not path.is_file() and not str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
         raise OSError(errno.EISDIR if path.is_dir() else errno.EINVAL, "it is not a file", str(path))
     return path.read_bytes()
@@ -52,14 +52,14 @@ def is_adapter_name(name: str) -> bool:
 
 
 def adapters_in(folder: Path) -> list[str]:
-    """The names of the adapters in a folder, each at NAME/adapter.gguf. What no request could name is left out."""
+    """List the adapters in a folder, each at NAME/adapter.gguf. Names that no request can use are left out."""
     found = [path.parent.name for path in folder.glob(f"*/{ADAPTER}") if path.is_file()]
     return sorted(filter(is_adapter_name, found))
 
 
 def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractContextManager[object]:
-    """A lock for `with`, until the process ends at the latest; its folder is made if missing. Raises `busy` if another
-    process keeps it so long."""
+    """Return a lock for `with`; it ends with the process at the latest. A missing folder is created. Raises `busy` if
+    another process holds the lock for `timeout_s`."""
     try:
         return FileLock(path, mode=0o600).acquire(timeout=timeout_s)
     except Timeout as error:
@@ -67,7 +67,7 @@ def lock_file(path: Path, busy: Exception, timeout_s: float = 0.0) -> AbstractCo
 
 
 def warn_if_shared(path: Path) -> None:
-    """Say so in a line if others than its owner can read a file with a secret."""
+    """Log a warning if users other than the owner can read a file with a secret."""
     with suppress(OSError):
         if path.stat().st_mode & 0o077:
             log.warning("skydraft: others can read the secrets in %s; run: chmod 600 %s", path, path)

@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 Sides = tuple[Floats, Floats]  # numerator and denominator of each prompt, [num_prompts] each
 NUM_RESAMPLES = 2000
 LEVEL = 0.95
-_Z = 1.959964  # of LEVEL
+_Z = 1.959964  # normal quantile for LEVEL
 Rounded = Annotated[float, AfterValidator(lambda value: round(float(value), 5) + 0.0)]  # for the file, and no -0.0
 
 
@@ -24,8 +24,8 @@ class Figure(Stored):
 
 
 def cell(figure: Figure | float | None, digits: int, sign: str = "") -> tuple[str, str]:
-    """The value and the interval for a table; "" for no figure, and for no interval or one without width. `sign` "+"
-    writes the sign of positive numbers too."""
+    """Format value and interval for a table. Both are "" without a figure; the interval is "" if it has no width.
+    `sign` "+" writes the sign of positive numbers too."""
     if not isinstance(figure, Figure):
         return "" if figure is None else f"{figure:.{digits}f}", ""
     value, low, high = (f"{number:{sign}.{digits}f}" for number in (figure.value, figure.low, figure.high))
@@ -33,8 +33,8 @@ def cell(figure: Figure | float | None, digits: int, sign: str = "") -> tuple[st
 
 
 class Resamples:
-    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired. Intervals
-    are None where each draw divides by 0."""
+    """Draws of prompts with replacement, the same for every figure and mode, so that differences are paired. A figure
+    is None if every draw divides by 0."""
 
     def __init__(self, num_prompts: int, seed: int = 0) -> None:
         draws = np.random.default_rng(seed).integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
@@ -53,7 +53,7 @@ class Resamples:
         return self.compared(np.positive, (parts, wholes))
 
     def compared(self, how: np.ufunc, *sides: Sides) -> Figure | None:
-        """`how` of the ratios of each of `sides`: np.subtract of two is their difference, np.divide their quotient."""
+        """Apply `how` to the ratios of `sides`: np.subtract gives their difference, np.divide their quotient."""
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = how(*(_ratios(self._weights @ above, self._weights @ below) for above, below in sides))
         found = drawn[np.isfinite(drawn)]
@@ -62,18 +62,18 @@ class Resamples:
 
 
 def _ratios(above: Floats, below: Floats) -> Floats:
-    """Not a number where `below` is 0."""
+    """Divide; the result is NaN where `below` is 0."""
     return above / np.where(below > 0, below, np.nan)
 
 
 def around(value: float, drawn: Floats) -> Figure:
-    """A value with the interval of what was drawn for it."""
+    """Return a value with the interval of its draws."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Figure(value=value, low=low, high=high)
 
 
 def share(values: Floats) -> Figure:
-    """The mean of values from 0 to 1, with Wilson's interval, which has a width for none and for all, too."""
+    """Return the mean of values from 0 to 1, with Wilson's interval, which has a width even at 0 and 1."""
     n, mean = len(values), float(values.mean())
     middle, spread = mean + _Z**2 / (2 * n), _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2))
     return Figure(value=mean, low=(middle - spread) / (1 + _Z**2 / n), high=(middle + spread) / (1 + _Z**2 / n))

@@ -1,4 +1,4 @@
-"""What each origin of a token means and looks like: for the terminal and the report; a test compares the chat page."""
+"""The meaning and look of each token origin, for the terminal and the report. A test compares the chat page with it."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from skydraft.types import Origin
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A meaning, one hue for a terminal and for light and dark pages, and for colour-blind readers and simple terminals
-    a `line` under the text: CSS `text-decoration`, or attributes of a terminal."""
+    """A meaning, and its colours for a terminal, light and dark pages. `line`, a CSS `text-decoration`, helps
+    colour-blind readers."""
 
     meaning: str
     terminal: str

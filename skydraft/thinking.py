@@ -1,6 +1,6 @@
-"""Thinking: what a text says between a chat template's tags before its answer. Where it ends is a function of the text.
+"""Thinking: the part of a text between a chat template's tags, before the answer. The text alone decides its end.
 
-A text may begin with thinking, blanks apart. After it, tags are words like any others.
+A text may begin with thinking, after blanks. Later tags are ordinary words.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLANK = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """`start` is "" where the prompt has opened the thinking. Without an `end` there is none."""
+    """`start` is "" if the prompt opens the thinking. Without an `end` there is no thinking."""
 
     start: str = ""
     end: str = ""
@@ -24,13 +24,13 @@ class Tags:
         return Thought(self, "before" if self.start else "thinking" if self.end else "answer")
 
     def after(self, text: str) -> Tags:
-        """The tags of what follows the beginning `text`."""
+        """Return the tags that still apply after the beginning `text`."""
         phase = self.begin.then(text)[0].phase
         return self if phase == "before" else replace(self, start="") if phase == "thinking" else NO_TAGS
 
     @property
     def in_bytes(self) -> Tags:
-        """The same for texts that are bytes, read as Latin-1."""
+        """The same tags for byte texts, read as Latin-1."""
         return Tags(*(tag.encode().decode("latin-1") for tag in (self.start, self.end)))
 
 
@@ -39,7 +39,7 @@ NO_TAGS = Tags()
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """How far a text is. `held` is its end where that may begin a tag, or be a blank that nobody needs to see."""
+    """The state of a text. `held` is its end while that may begin a tag, or be a blank to drop."""
 
     tags: Tags
     phase: Phase
@@ -47,7 +47,7 @@ class Thought:
     has_said: bool = False  # whether it has thought anything
 
     def then(self, text: str) -> tuple[Thought, str, str]:
-        """The same after more text, and what that adds to thinking and answer: both without the blanks around them."""
+        """Return the state after more text, and the text added to thinking and answer, without surrounding blanks."""
         if self.phase == "answer":
             return self, "", text
         if self.phase == "gap":
@@ -72,23 +72,23 @@ class Thought:
 
     @property
     def rest(self) -> tuple[str, str]:
-        """What the end of the text adds to thinking and answer."""
+        """The held text, as (thinking, answer), if the text ends here."""
         return (self.held, "") if self.phase == "thinking" else ("", self.held)
 
     @property
     def missing(self) -> str:
-        """What is missing of the end tag."""
+        """The missing rest of the end tag."""
         return self.tags.end[num_suspect(self.held, self.tags.end) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """After `num_tokens` of a text: `start` is where its answer begins, so far. Tags and blanks are thinking."""
+    """The state after `num_tokens` of a text. Its answer begins at `start`, so far; tags and blanks are thinking."""
 
     thought: Thought = NO_TAGS.begin
     num_tokens: int = 0
     start: int = 0
-    num_gap: int = 0  # tokens of blanks between the one that completes the end tag and the answer
+    num_gap: int = 0  # blank tokens between the end tag and the answer
 
     @property
     def num_thinking(self) -> int:
@@ -104,11 +104,11 @@ class Place:
 
 
 def num_suspect(text: str, mark: str) -> int:
-    """How long an end of `text` begins `mark`, and is not all of it."""
+    """Return the length of the longest end of `text` that begins `mark` without completing it."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def split(text: str, tags: Tags) -> tuple[str, str]:
-    """Thinking and answer of a whole text."""
+    """Return thinking and answer of a whole text."""
     after, thought, answer = tags.begin.then(text)
     return thought + after.rest[0], answer + after.rest[1]

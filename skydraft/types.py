@@ -1,19 +1,19 @@
-"""The values that the packages exchange, and the terms for them.
+"""The values that the packages exchange, and their terms.
 
 draft model      the small model on the device (the edge); it drafts.
 target model     the large model (the cloud); its text is the reference.
 round            one block drafted and judged.
 block            the drafted tokens of a round.
-escalate / skip  send the block to the target / commit it unverified.
+escalate / skip  send the block to the target / commit it unchecked.
 accepted         drafted and equal to the target's choice.
 recovered        the target's choice at the first difference.
 bonus            the target's choice after a fully accepted block.
 committed        the prompt and all final tokens.
-base             the number of committed generated tokens at the start of a block, 0 right after the prompt. It is the
-                 same on both sides, though each side may read another prompt.
+base             the number of committed generated tokens before a block, 0 right after the prompt. It is the same on
+                 both sides, though their prompts may differ.
 catch-up         skipped and committed tokens that the target has not seen.
-audit            whether the target would have emitted each catch-up token.
-hand-back        after a correction the target writes on, until the draft model gets its turn back.
+audit            whether the target would have written each catch-up token.
+hand-back        after a correction the target keeps writing, until the draft model drafts again.
 fallback         commit a block without its verdict, because the cloud is lost.
 """
 
@@ -29,17 +29,17 @@ import numpy.typing as npt
 
 Origin = Literal["accepted", "recovered", "bonus", "skipped", "edge", "cloud", "edge-fallback"]
 
-# content_filter: the filter of a server ended the text; an end token stands for it.
+# content_filter: a server's filter ended the text; an end token stands for it.
 FinishReason = Literal["eos", "stop_string", "sentences", "length", "content_filter", "interrupted"]
 EndedBy = Literal["k", "gate", "stop"]
 Outcome = Literal["verified", "written", "skipped", "fallback"]
-SAMPLE_RATE = 16_000  # Hz, of all speech after decoding its file
-WRITE_ALL = 2**31 - 1  # tokens that the target may write: no limit but the text's own
+SAMPLE_RATE = 16_000  # Hz, for all decoded speech
+WRITE_ALL = 2**31 - 1  # tokens that the target may write: only the text's own limit applies
 _NAMED = "name:"
 
 
 def named_weights(model: str) -> str:
-    """Stands for the fingerprint where a server tells only the model's name; "" if it tells none."""
+    """Return the stand-in for a fingerprint if a server gives only the model's name; "" without a name."""
     return model and f"{_NAMED}{model}"
 
 
@@ -53,9 +53,9 @@ def short_weights(weights: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Media:
-    """One recording as log-mel features [num_mels, num_frames], float32: a read-only copy of real frames, no padding.
+    """One recording as log-mel features [num_mels, num_frames], float32: a read-only copy without padding.
 
-    Raises ValueError for anything else, or for less audio than one token's.
+    Raises ValueError for anything else, or for too few frames for one token.
     """
 
     features: npt.NDArray[np.float32]
@@ -82,7 +82,7 @@ class Media:
         return (halved - 2) // 2 + 1
 
     def rounded(self) -> Media:
-        """As it is sent: features rounded to half precision, for half the bytes."""
+        """Round features to half precision, as they are sent, for half the bytes."""
         return Media(self.features.astype(np.float16).astype(np.float32))
 
     def __eq__(self, other: object) -> bool:
@@ -103,7 +103,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """KV of prompts with this `scope`; without `exact` of generated tokens too, whose bits may differ."""
+    """Reuse KV of prompts with this `scope`. Unless `exact`, reuse generated tokens too, whose bits may differ."""
 
     scope: str
     exact: bool = True
@@ -120,9 +120,9 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one model did. `forward_ms` is all time in forwards (`num_passes`), `prefill_ms` its part for the prompt,
-    whose rows and passes are not counted, `encode_ms` the part of that for audio. `queue_ms` was waited on a server.
-    `num_cached` counts the prompt tokens that were in the KV cache from an earlier prompt."""
+    """The work of one model. `forward_ms` is all time in forwards; `prefill_ms` is its part for the prompt, and
+    `encode_ms` the part of that for audio. `num_passes` and `num_rows` leave out the prompt. `queue_ms` is time in a
+    server's queue. `num_cached` counts prompt tokens found in the KV cache."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -143,8 +143,8 @@ _COSTS = operator.attrgetter(*(each.name for each in fields(Cost)))  # astuple t
 class LinkCost:
     """The cost of a round on a link: time waited for its verdict, and bytes of messages; all 0 in one process.
 
-    `shared_bytes` is the part of `bytes_up` for features of speech. The server read `tokens_in`, of which `tokens_hit`
-    were in its cache, and wrote `tokens_out`; one without skydraft, in `num_requests`, may want money for them."""
+    `shared_bytes` is the part of `bytes_up` for features of speech. The server read `tokens_in` (`tokens_hit` from its
+    cache) and wrote `tokens_out`. `num_requests` counts requests to servers without skydraft, which may charge."""
 
     rtt_ms: float = 0.0
     bytes_up: int = 0
@@ -169,11 +169,10 @@ _FIGURES = operator.attrgetter(*(each.name for each in fields(LinkCost)))
 class DraftBlock:
     """The drafted tokens of one round, after `base` generated tokens.
 
-    `signals` and `forced` (a grammar or a budget of thinking allowed no other) have one entry per token, or none if not
-    measured. `finish` is why the last token would end the text. `read` has one entry for each of the last tokens before
-    `base`, but for `num_unread`, that the draft model has just read along: whether it would have written it, or None if
-    it was forced.
-    `num_broken` of its tokens were drawn so that they end a cycle. A block `is_copied` if no model drafted it.
+    `signals` and `forced` (a grammar or a thinking budget allowed no other token) have one entry per token, or none if
+    not measured. `finish` is why the last token would end the text. `read` has an entry for each target-written token
+    that the draft model has just read: whether it agrees, or None if the token was forced. `num_unread` tokens before
+    `base` are still unread. `num_broken` tokens were drawn to end a cycle. A block `is_copied` if no model drafted it.
     """
 
     base: int
@@ -205,29 +204,29 @@ class DraftBlock:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafts that are sent while the target writes: after `base` generated tokens, with which the branch of this number
-    begins; with the number 0 those that follow the last ones."""
+    """Drafts sent while the target writes. They begin the branch of this number after `base` generated tokens; with the
+    number 0 they continue the last drafts."""
 
     branch: int
     base: int
     token_ids: tuple[int, ...]
 
     def after(self, before: Draft | None) -> Draft:
-        """These drafts behind those `before`, if they are of the same branch."""
+        """Append these drafts to those `before`, if both have the same branch."""
         if before is None or before.branch != self.branch:
             return self
         return replace(before, token_ids=before.token_ids + self.token_ids)
 
     def at(self, base: int, num: int) -> tuple[int, ...]:
-        """So many of its tokens from a place on, fewer if it has fewer."""
+        """Return up to `num` tokens from the place `base`."""
         return self.token_ids[base - self.base :][:num] if base >= self.base else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A token's log-probability in nats, and the best tokens of its place with theirs, best first.
+    """A token's log-probability in nats, and the best tokens at its place with their own, best first.
 
-    `logprob` is None for the first token of a prompt, which nothing precedes.
+    `logprob` is None for the first token of a prompt.
     """
 
     token_id: int
@@ -240,9 +239,9 @@ class Verdict:
     """The target's verdict on a block: the first `num_accepted` tokens stand, then comes `token_id`.
 
     That is the recovered token, or the bonus token of a fully accepted block; None only if the text ended inside the
-    accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have emitted it.
-    `scores`, if they were asked for, are those of the catch-up tokens and then of the tokens that stand. With
-    `draft_ids` it is about these, which were sent ahead, in a branch.
+    accepted tokens (`finish`). `audit` has one entry per catch-up token: whether the target would have written it.
+    `scores`, if requested, cover the catch-up tokens and then the tokens that stand. With `draft_ids` it judges
+    these drafts, which were sent ahead in a `branch`.
     """
 
     base: int
@@ -262,7 +261,7 @@ class Verdict:
             raise ValueError("a verdict without a token must end inside its accepted tokens")
 
     def hands_over(self, block: DraftBlock) -> bool:
-        """Whether the target may write on: it corrected the block, or the block was empty, and the text goes on."""
+        """Whether the target may keep writing: it corrected the block, or the block was empty, and the text goes on."""
         return self.finish is None and (not block.token_ids or self.num_accepted < len(block.token_ids))
 
     @property
@@ -270,7 +269,7 @@ class Verdict:
         return self.num_accepted + (self.token_id is not None)
 
     def commits(self, block: DraftBlock | None = None) -> tuple[int, ...]:
-        """The tokens that stand; `block` is needed where the verdict does not name its drafts."""
+        """Return the tokens that stand. `block` is needed if the verdict has no `draft_ids`."""
         drafts = block.token_ids if block and not self.draft_ids else self.draft_ids
         return drafts[: self.num_accepted] + (() if self.token_id is None else (self.token_id,))
 
@@ -279,11 +278,11 @@ class Verdict:
 class StepRecord:
     """The figures of one round. Rates are computed from these records and never stored.
 
-    `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call. Of
-    `num_audited` catch-up tokens the target would have written `num_agreed`. `num_forced` counts committed drafts,
-    `num_reasoning` committed tokens of thinking, `num_broken` tokens that were drawn to end a cycle, `num_copied`
-    drafts that stood in the text before. `wall_ms` runs from the start of the draft to the commit, `ended_ms` from the
-    start of the generation.
+    `outcome` is "verified" for a call to the target, "written" for a token that it wrote after an earlier call. The
+    target would have written `num_agreed` of the `num_audited` catch-up tokens. `num_forced` counts committed drafts
+    that were forced, `num_reasoning` committed tokens of thinking, `num_broken` tokens drawn to end a cycle,
+    `num_copied` copied drafts. `wall_ms` runs from the start of the draft to the commit, `ended_ms`
+    from the start of the generation.
     """
 
     round: int
@@ -311,7 +310,7 @@ class StepRecord:
 
     @property
     def overhead_ms(self) -> float:
-        """Wall time outside of forwards, queue and wire. Over a link the target's forwards may have run ahead."""
+        """Wall time without forwards, queue and wire. Over a link the target's forwards may have run earlier."""
         waited_ms = self.link.rtt_ms or self.target.queue_ms + self.target.forward_ms
         return self.wall_ms - self.draft.forward_ms - waited_ms
 
@@ -327,9 +326,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`text` is what is certain after it: empty while a character or a possible stop string is incomplete.
+    """`text` is the text that is certain after this token: empty while a character or a stop string may be incomplete.
 
-    `reasoning` is the same of what is thought before the answer, without its tags.
+    `reasoning` is the same for the thinking before the answer, without its tags.
     """
 
     token_id: int

@@ -1,10 +1,10 @@
-"""The port that devices send drafts to. It tells them what this vLLM takes, and nothing about any text.
+"""The port to which devices send drafts. Its only answer is the greeting; it reveals nothing about any text.
 
-A message is a letter, the length of what follows (4 bytes), and that. All numbers are little-endian.
+A message is a letter, the content's length (4 bytes), and the content. All numbers are little-endian.
 
     H  the device's token; the answer is one line of JSON: {"version", "drafts", "names"}
     T  a text: number (4), name (16), length of its prompt (4), and the prompt's last tokens (4 each)
-    D  number (4), place (4), tokens (4 each): after so many generated tokens the text goes on so
+    D  number (4), place (4), tokens (4 each): the text's tokens from this place after the prompt
     E  number (4): the end of a text
 """
 
@@ -25,18 +25,18 @@ from skydraft_vllm.settings import Settings
 from skydraft_vllm.texts import TAIL, Text, Texts
 
 VERSION = 1
-_MAX_CONNECTIONS, _MAX_OF_ONE, _MAX_TEXTS = 64, 32, 32  # of one owner; texts of a connection
+_MAX_CONNECTIONS, _MAX_OF_ONE, _MAX_TEXTS = 64, 32, 32  # connections; of one address; texts of a connection
 _MAX_DRAFTS, _MAX_HELLO = 256, 512  # tokens, bytes
 _GREETING_S, _IDLE_S = 5.0, 900.0
-_ACCEPTING, _READING = 0.005, 0.01  # shares of a processor: while a thread runs here, vLLM's own thread does not
-_SAVED_S = 5.0  # for so long a share that was not used is kept
-_HELD = 1 << 16  # bytes that the system keeps of a connection
+_ACCEPTING, _READING = 0.005, 0.01  # shares of a CPU core: while a thread here runs, vLLM's own thread waits
+_SAVED_S = 5.0  # a thread can save its unused share for this long
+_HELD = 1 << 16  # bytes of a connection's receive buffer
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
 LONGEST = 4 * _MAX_DRAFTS + _TEXT.size  # bytes of a message
 
 
 class Port:
-    """Listens in a thread, and reads each connection in another. Raises OSError where it cannot listen."""
+    """Listen in one thread, and read each connection in its own. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: Settings, texts: Texts) -> None:
         self._settings, self._texts = settings, texts
@@ -46,12 +46,12 @@ class Port:
         host, port = self._listener.getsockname()[:2]
         self.address = f"{host}:{port}"
         self._lock, self._owners = threading.Lock(), Counter[str]()  # connections by address
-        self._owed_s = 0.0  # processor time of connections that ended, beyond their share
+        self._owed_s = 0.0  # CPU time of ended connections beyond their share
         self._open = set[socket.socket]()
         self._begin(self._listen)
 
     def close(self) -> None:
-        """Listen no more, and end all connections."""
+        """Stop listening and end all connections."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that listens
         self._listener.close()
@@ -73,22 +73,22 @@ class Port:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(1.0)  # no more files may be open
+                time.sleep(1.0)  # too many open files
                 continue
             try:
                 if self._counts(host, 1):
                     self._begin(self._serve, connection, host)
                     continue
-            except RuntimeError:  # no more threads may run
+            except RuntimeError:  # too many threads
                 self._counts(host, -1)
             connection.close()
 
     def _counts(self, owner: str, num: int) -> bool:
-        """Count a connection of this owner that begins or ends; False for one too many."""
+        """Count a new (1) or ended (-1) connection of this owner. Return False for one too many."""
         with self._lock:
             if num > 0 and (self._owners[owner] >= _MAX_OF_ONE or self._owners.total() >= _MAX_CONNECTIONS):
                 return False
-            self._owners += Counter({owner: num})  # keeps those that have one
+            self._owners += Counter({owner: num})  # drops owners without a connection
             return True
 
     def _serve(self, connection: socket.socket, host: str) -> None:
@@ -110,7 +110,7 @@ class Port:
                 device.take(*messages.next(LONGEST))
                 pace.keep(self._share)
         except (OSError, ValueError, struct.error):
-            pass  # the device has gone, or does not speak this protocol
+            pass  # the device disconnected, or speaks another protocol
         finally:
             device.end()
             self._open.discard(connection)
@@ -122,7 +122,7 @@ class Port:
 
     @property
     def _share(self) -> float:
-        """The share of a processor that each connection has."""
+        """Each connection's share of a CPU core."""
         return _READING / max(len(self._open), 1)
 
     def _greets(self, messages: "_Messages") -> bool:
@@ -133,31 +133,31 @@ class Port:
 
 
 class _Pace:
-    """Keeps its thread to a share of a processor."""
+    """Limit a thread to a share of a CPU core."""
 
     def __init__(self) -> None:
         self._began, self._used_s, self._free_at = time.monotonic(), 0.0, 0.0
 
     def keep(self, share: float, more_s: float = 0.0) -> None:
-        """Sleep until the share makes up for what the thread has used since the last call, and for `more_s`."""
+        """Sleep until the share covers the CPU time since the last call, plus `more_s`."""
         before, self._used_s, now = self._used_s, time.thread_time(), time.monotonic()
         self._free_at = max(self._free_at, now - _SAVED_S) + (self._used_s - before + more_s) / share
         time.sleep(max(self._free_at - now, 0.0))
 
     def owed(self, share: float) -> float:
-        """Seconds of a processor that the thread has used beyond its share so far."""
+        """Return the CPU seconds that the thread has used beyond its share."""
         return max(time.thread_time() - (time.monotonic() - self._began) * share, 0.0)
 
 
 class _Messages:
-    """The messages of a connection. The first has to come within `wait_s`."""
+    """The messages of a connection. The first must come within `wait_s`."""
 
     def __init__(self, connection: socket.socket, wait_s: float) -> None:
         self._connection = connection
-        self.last = time.monotonic() + wait_s  # when the next message has to be here
+        self.last = time.monotonic() + wait_s  # deadline of the next message
 
     def next(self, longest: int) -> tuple[bytes, bytes]:
-        """Kind and content. Raises OSError at the end, ValueError for a content that is too long."""
+        """Return (kind, content). Raises OSError at the end, ValueError if the content is too long."""
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
         if length > longest:
             raise ValueError(f"a message of {length} bytes")
@@ -174,7 +174,7 @@ class _Messages:
 
 
 class Device:
-    """The texts of one connection. Whatever it sends that is wrong raises ValueError or struct.error."""
+    """The texts of one connection. An invalid message raises ValueError or struct.error."""
 
     def __init__(self, texts: Texts) -> None:
         self._texts, self._mine = texts, dict[int, Text]()  # by number

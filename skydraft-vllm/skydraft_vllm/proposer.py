@@ -1,4 +1,4 @@
-"""What vLLM asks for drafts. It never raises, never waits, and returns only lists that vLLM can take."""
+"""The class that vLLM asks for drafts. Its calls never raise, never wait, and return only lists that vLLM accepts."""
 
 import logging
 import sys
@@ -11,21 +11,21 @@ from skydraft_vllm.texts import Texts
 
 # Below vLLM's own logger, so that the lines appear in its log.
 log = logging.getLogger("vllm.skydraft_vllm")
-_QUIET_S = 60.0  # between two reports of an error
-_NAME = "skydraft"  # of a text, in `vllm_xargs`
+_QUIET_S = 60.0  # shortest time between two logged errors
+_NAME = "skydraft"  # the key of a text's name in `vllm_xargs`
 
 
 class Drafts:
     """vLLM makes one in each worker, with its configuration, and calls `propose` after each step.
 
-    A list that is too long, an id that the vocabulary does not have, or an exception would end vLLM's engine for all
-    clients. So whatever goes wrong costs drafts and a line in the log, nothing else.
+    A list that is too long, an id outside the vocabulary or an exception would end vLLM's engine for all clients. So an
+    error here only costs drafts and adds a line to the log.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         self._runner: Any = None
         self._req_ids: list[str] = []
-        self._rows: dict[str, int] = {}  # of named texts
+        self._rows: dict[str, int] = {}  # rows of texts with a name, by name
         self._told_at = -_QUIET_S
         self._texts: Texts | None = None
         self.port: Port | None = None
@@ -47,12 +47,12 @@ class Drafts:
         log.info("skydraft: devices may send drafts to %s", self.port.address)
 
     def load_model(self, target_model: Any) -> None:
-        """There is no model to load."""
+        """Do nothing: there is no model to load."""
 
     def propose(
         self, sampled_token_ids: Any, num_tokens_no_spec: Any, token_ids_cpu: Any, *others: Any, **more: Any
     ) -> list[list[int]]:
-        """Drafts for each row of the step: what was sampled [row][token], the lengths of the rows, and their tokens."""
+        """Return drafts for each row, from the step's sampled ids [row][token], lengths [row] and ids [row, token]."""
         try:
             if self._texts is None or self._texts.is_empty:
                 return _nothing(sampled_token_ids)
@@ -66,7 +66,7 @@ class Drafts:
             return _nothing(sampled_token_ids)
 
     def _named(self, num_rows: int) -> dict[str, tuple[int, int]]:
-        """Row and prompt's length of each text that gave its name to vLLM."""
+        """Return (row, prompt length) of each text that vLLM has a name for."""
         batch, requests = self._runner.input_batch, self._runner.requests
         req_ids = batch.req_ids[:num_rows]
         if req_ids != self._req_ids:
@@ -81,7 +81,7 @@ def _nothing(sampled: Any) -> list[list[int]]:
 
 
 def _runner() -> Any:
-    """vLLM's model runner, which makes the class. It knows the names of requests, and vLLM does not pass them on.
+    """Find vLLM's model runner on the call stack: only it has the requests' names.
 
     Raises RuntimeError in a vLLM that makes the class elsewhere.
     """
@@ -91,4 +91,4 @@ def _runner() -> Any:
         if type(found).__name__.endswith("ModelRunner"):
             return found
         frame = frame.f_back
-    raise RuntimeError("this vLLM does not tell the names of requests")
+    raise RuntimeError("this vLLM does not reveal the names of requests")

@@ -1,4 +1,4 @@
-"""Where the port listens and who may use it, from the environment; and which vLLM can take drafts."""
+"""The port's settings from the environment, and the check whether a vLLM can take drafts."""
 
 import os
 import ssl
@@ -13,7 +13,7 @@ _HERE = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Settings:
-    """`tokens` are the devices' keys, by label. Without them every device may send drafts."""
+    """`tokens` has the label of each device's key, by key. Without it every device may send drafts."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -22,13 +22,13 @@ class Settings:
 
     @classmethod
     def from_environment(cls, engine_index: int = 0) -> "Settings":
-        """Engine n of a data-parallel vLLM listens on port + n. Raises ValueError for what cannot be used."""
+        """Read the settings. Engine n of a data-parallel vLLM listens on port + n. Raises ValueError if invalid."""
         given = {name[len(_PREFIX) :]: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
         if unknown := given.keys() - {"HOST", "PORT", "TOKENS", "TLS_CERT", "TLS_KEY", "INSECURE"}:
             raise ValueError(f"{_PREFIX}{min(unknown)} is unknown")
         host, port = given.get("HOST", "127.0.0.1"), given.get("PORT", str(DEFAULT_PORT))
         if not port.isdecimal() or not 0 <= int(port) + engine_index < 65536:
-            raise ValueError(f"{_PREFIX}PORT is {port}, which is no port")
+            raise ValueError(f"{_PREFIX}PORT is {port}, which is no port number")
         tls = None
         if certificate := given.get("TLS_CERT"):
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -43,7 +43,7 @@ class Settings:
 
 
 def _read_tokens(path: Path) -> dict[str, str]:
-    """Lines `LABEL TOKEN`, as `skydraft serve --token-file` has them."""
+    """Read lines `LABEL TOKEN`, the format of `skydraft serve --token-file`."""
     lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [words for words in lines if words and not words[0].startswith("#")]
     if not lines or any(len(words) != 2 or len(words[1]) < 16 for words in lines):
@@ -52,12 +52,12 @@ def _read_tokens(path: Path) -> dict[str, str]:
 
 
 def unfit(vllm_config: Any) -> str:
-    """Why this worker of this vLLM hands out no drafts; empty if it does."""
+    """Return why this vLLM worker cannot take drafts; "" if it can."""
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         return "vLLM has no speculation with pipeline parallelism"
     if (method := getattr(speculative, "rejection_sample_method", "standard")) != "standard":
-        return f"rejection_sample_method is {method}, and only 'standard' leaves the text as it was"
+        return f"rejection_sample_method is {method}, but only 'standard' leaves the text unchanged"
     if parallel.rank % parallel.tensor_parallel_size:
-        return "vLLM reads the drafts of the first tensor-parallel rank, and this is another one"
+        return "vLLM takes drafts only from the first tensor-parallel rank, and this is another one"
     return ""

@@ -1,4 +1,4 @@
-"""The texts that devices draft for, which rows of a step they are, and how many of their drafts are worth a row."""
+"""The texts with drafts from devices: find their rows in a step, and choose how many drafts to check."""
 
 import threading
 from collections import deque
@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 Ids: TypeAlias = npt.NDArray[np.int32]
-TAIL = 8  # tokens that have to be equal before a draft
-_KEPT = 64  # tokens before the newest ones
-_FEW, _NONE = 0.2, 0.05  # share of right drafts under which a text gets half the rows; and one in `_REST` tokens
+TAIL = 8  # tokens before a draft that must equal the text's
+_KEPT = 64  # tokens to keep before the newest ones
+_FEW, _NONE = 0.2, 0.05  # below these shares of right drafts a text gets half its drafts; one every `_REST` tokens
 _REST = 64
 _PRIOR, _WEIGHT, _MEMORY = 0.7, 8.0, 64.0
-_MAY_DELAY = 1.1  # how much longer a step may take by drafts, if a row in it has none
-_NUM_TIMES, _KNOWN, _TRY_AGAIN = 9, 3, 256  # times that are kept of one number of rows; that suffice; steps
+_MAY_DELAY = 1.1  # the most that drafts may slow a step in which some text has none
+_NUM_TIMES, _KNOWN, _TRY_AGAIN = 9, 3, 256  # times kept for a number of rows; times needed; steps between trials
 
 
 class Row(NamedTuple):
-    """A row of a step: `token_ids` is vLLM's own array, of which the first `length` are the text."""
+    """A row of a step. The first `length` ids of `token_ids`, an array of vLLM, are the text."""
 
     at: int
     length: int
@@ -30,22 +30,22 @@ class Row(NamedTuple):
 
 @dataclass(eq=False)
 class Text:
-    """A request of a device. `ids` are the last tokens of its prompt, then what the device believes comes after it:
-    tokens that vLLM has written, and drafts. vLLM knows it by its name."""
+    """A device's request; vLLM has its `name`, too. `ids` has the prompt's last tokens, then the text as the device
+    expects it: tokens that vLLM has written, then drafts."""
 
     name: str
     prompt_len: int
     ids: list[int]
     share: float = _PRIOR
     num_judged: float = _WEIGHT
-    given: tuple[int, list[int]] = (0, [])  # the last drafts, and the length of the text before them
+    given: tuple[int, list[int]] = (0, [])  # (the text's length before the last drafts, these drafts)
     offset: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.offset = self.prompt_len - len(self.ids)
 
     def go_on(self, place: int, token_ids: list[int]) -> None:
-        """After `place` tokens the text goes on with these. Nothing changes if tokens before them lack."""
+        """Replace the tokens from `place` after the prompt. Do nothing if earlier tokens are missing."""
         begin = self.prompt_len - self.offset + place
         if 0 <= begin <= len(self.ids):
             self.ids[begin:] = token_ids
@@ -54,7 +54,7 @@ class Text:
             del self.ids[:spare]
 
     def matches(self, row: Row) -> bool:
-        """Whether the text ends in this row as the device believes."""
+        """Return whether the row ends with the tokens that the device expects."""
         place = row.length - self.offset
         num = min(TAIL, place)
         if row.length <= self.prompt_len - 1 or not 0 < place <= len(self.ids):
@@ -62,7 +62,7 @@ class Text:
         return bool(row.token_ids[row.length - num : row.length].tolist() == self.ids[place - num : place])
 
     def drafts(self, row: Row, most: int) -> list[int]:
-        """At most so many; one now and then if nearly all were wrong."""
+        """Return at most `most` drafts: fewer if many were wrong, one now and then if nearly all were."""
         if self.share < _NONE:
             most = min(most, int(row.length % _REST == 0))
         elif self.share < _FEW:
@@ -71,7 +71,7 @@ class Text:
         return self.ids[place : place + max(most, 0)]
 
     def judge(self, row: Row) -> None:
-        """Count how many of the last drafts the row has taken."""
+        """Update the share of right drafts from the row's new tokens."""
         length, drafts = self.given
         self.given = 0, []
         if not drafts or row.length <= length:
@@ -87,11 +87,11 @@ class Text:
 
 
 class Times:
-    """How long steps of so many rows take: medians of the time between two calls."""
+    """Times of steps by their number of rows: medians of the time between two calls."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
-        self._ms: dict[int, float] = {}  # of those seen often enough
+        self._ms: dict[int, float] = {}  # medians of numbers measured at least `_KNOWN` times
         self._num_steps = 0
 
     def note(self, num_rows: int, ms: float) -> None:
@@ -101,8 +101,8 @@ class Times:
             self._ms[num_rows] = median(seen)
 
     def best(self, num_rows: int, gains: npt.NDArray[np.float64], *, may_delay: bool) -> int:
-        """How many drafts, in the order of their `gains` in tokens, make the most tokens a second beside so many rows.
-        What was not measured yet is taken for free, so that it is measured."""
+        """Return how many drafts give the most tokens a second beside `num_rows` rows. `gains` has their expected
+        tokens, largest first. Where times are unknown, return all, so that they get measured."""
         self._num_steps += 1
         if num_rows not in self._ms or self._num_steps % _TRY_AGAIN == 0:
             return len(gains)
@@ -115,9 +115,9 @@ class Times:
 
 
 class Texts:
-    """All of them, under one lock: `drafts_for` runs in vLLM's thread, all else in those of the port.
+    """All texts, under one lock: vLLM's thread calls `drafts_for`, the port's threads call the rest.
 
-    A step has at most `most` drafts of a text, whose ids are below `vocab_size`; a text has `max_len` tokens at most.
+    A step takes at most `most` drafts of a text. Ids are below `vocab_size`; a text has at most `max_len` tokens.
     """
 
     def __init__(self, most: int, vocab_size: int, max_len: int) -> None:
@@ -125,7 +125,7 @@ class Texts:
         self._lock = threading.Lock()
         self._texts = dict[str, Text]()  # by name
         self._times = Times()
-        # Time, lengths and rows of the last step, if nothing was read in it.
+        # Time, lengths and number of rows of the last step, unless it read a prompt.
         self._last: tuple[float, Sequence[int], int] | None = None
 
     @property
@@ -149,18 +149,18 @@ class Texts:
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
         named: Mapping[str, tuple[int, int]], now: float,
     ) -> list[list[int]]:  # fmt: skip
-        """Drafts for each row of a step that was over at `now`; `named` has row and prompt's length of texts."""
+        """Return drafts for each row of a step that ended at `now`. `named` has (row, prompt length) by name."""
         num_rows = len(sampled)
         before = [length - len(ids) for length, ids in zip(lengths, sampled, strict=True)]
         drafts: list[list[int]] = [[] for _ in sampled]
         with self._lock:
             found = self._found(sampled, lengths, token_ids, named)
-            if self._last is not None and self._last[1] == before:  # these rows have waited for nothing else
+            if self._last is not None and self._last[1] == before:  # no other step ran for these rows in between
                 self._times.note(self._last[2], (now - self._last[0]) * 1e3)
             waiting = [(text, row, text.drafts(row, self._most(row))) for text, row in found]
             lengths_of = np.array([len(ids) for _, _, ids in waiting], int)
             shares = np.array([text.share for text, _, _ in waiting])
-            # A draft counts if all before it are right.
+            # A draft is useful only if all drafts before it are right.
             gains: npt.NDArray[np.float64] = shares[:, None] ** np.arange(1, self.most + 1)
             gains[np.arange(self.most) >= lengths_of[:, None]] = 0.0
             order = np.argsort(-gains, axis=None)[: lengths_of.sum()]
@@ -179,7 +179,7 @@ class Texts:
         self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Ids,
         named: Mapping[str, tuple[int, int]],
     ) -> list[tuple[Text, Row]]:  # fmt: skip
-        """The texts that are in a row of this step. Rows move from step to step, so each is compared again."""
+        """Return the texts found in this step, with their rows. Rows move between steps, so compare each time."""
         found = list[tuple[Text, Row]]()
         for name, (index, prompt_len) in named.items():
             text, row = self._texts.get(name), Row(index, lengths[index], token_ids[index])

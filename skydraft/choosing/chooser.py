@@ -19,17 +19,17 @@ _DRAW: dict[str, Any] = {"temperature": 0.8, "top_k": 5, "top_p": 1.0, "min_p": 
 
 
 class Chooser:
-    """The one function that picks tokens, for draft and target, in every mode. For one thread at a time.
+    """Chooses the next token, for draft and target, in every mode. For one thread at a time.
 
     Steps, in order, on the raw logits:
-      0. with a grammar, -inf for every token that it forbids; where other constraints ban all that it allows, the
-         grammar wins; where the budget of thinking is spent, the same for all but its end tag
+      0. with a grammar, -inf for every token that it forbids. If other constraints ban all that it allows,
+         only the grammar applies. A spent thinking budget allows only the end tag
       1. repetition penalty (as transformers), frequency and presence penalty, logit bias (as OpenAI), n-gram ban,
          minimum length (as transformers)
       2. style constraints; these, the minimum length and a grammar begin after thinking
-      3. at a temperature, tokens near the best alone; temperature, once; top-k; top-p; min-p
+      3. at a temperature: only tokens near the best; temperature, once; top-k; top-p; min-p
       4. argmax of log p + noise(seed, position, token id)
-    Raises OptionError when a zh style meets a vocabulary without Chinese, or a bias an id that is no token;
+    Raises OptionError for a zh style with a vocabulary without Chinese, or a bias for an unknown token id;
     GrammarRefused or MissingDependency for a grammar that does not compile here.
     """
 
@@ -42,9 +42,9 @@ class Chooser:
         self._thinking = ThinkingAlong(params, vocab) if params.think_end else None
 
     def choose(self, row: Row, prefix: TokenIds) -> int:
-        """The token that follows `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
+        """Return the token after `prefix` given its raw logits `row` [vocab]. Pure: same inputs, same token.
 
-        At temperature 0 the best one, the lowest id among equals. Raises EngineError when a logit is not a number.
+        At temperature 0 the best token, the lowest id among equals. Raises EngineError if a logit is not a number.
         """
         scores = self.constrain(row, prefix)
         if self.params.temperature:
@@ -55,19 +55,20 @@ class Chooser:
         return best
 
     def other(self, row: Row, prefix: TokenIds, token_id: int) -> int:
-        """A token in place of one that repeats a cycle: a draw from the best five others at a temperature of 0.8, by
-        the seed. The same token where no other is allowed."""
+        """Replace a token that repeats a cycle by a seeded draw from the five best others at temperature 0.8. Returns
+        the same token if no other is allowed."""
         scores = self.constrain(row, prefix).copy()
         scores[token_id] = -np.inf
         others = replace(self.params, **_DRAW)
         return sample(scores, others, self.position(prefix)) if scores.max() > -np.inf else token_id
 
     def position(self, prefix: TokenIds) -> int:
-        """The position of the token after `prefix`, from the end of the prompt: both sides may read other prompts."""
+        """Return the position of the token after `prefix`, counted from the end of the prompt: prompts may differ."""
         return len(prefix) - self._prompt_len
 
     def constrain(self, row: Row, prefix: TokenIds) -> Row:
-        """Steps 0 to 2: edited logits [vocab]. Where 1 and 2 ban every token, step 0 alone. `row` stays as it is."""
+        """Return the logits [vocab] after steps 0 to 2. If 1 and 2 ban every token, only step 0 applies. `row` stays
+        unchanged."""
         row = self.follow_grammar(row, prefix)
         if not self._constraints:
             return row
@@ -83,12 +84,12 @@ class Chooser:
         return row if allowed is None else masked(row, allowed)
 
     def forced(self, prefix: TokenIds) -> int | None:
-        """The only token that may come after `prefix`, whatever the logits; None if there are more."""
+        """Return the only token allowed after `prefix`; None if there are several."""
         allowed = self._allowed(prefix)
         return None if allowed is None else only_one(allowed)
 
     def _allowed(self, prefix: TokenIds) -> Mask | None:
-        """The tokens that the grammar and the budget of thinking leave, [vocab]; None for all."""
+        """Return the mask [vocab] of tokens that grammar and thinking budget allow; None for all."""
         thinking, grammar, text = self._thinking, self._grammar, prefix[self._prompt_len :]
         if thinking and (token_id := thinking.forced(text)) is not None:
             mask: Mask = np.arange(self._vocab_size) == token_id
@@ -99,7 +100,7 @@ class Chooser:
         return thinking.may_come(text, allowed, grammar.was_left)
 
     def has_left(self, prefix: TokenIds) -> bool:
-        """Whether the answer of `prefix` has left the grammar, if there is one."""
+        """Whether the answer in `prefix` breaks its grammar, if any."""
         if not self._grammar or (self._thinking and not self._thinking.at(prefix[self._prompt_len :]).has_ended):
             return False
         self._allowed(prefix)

@@ -1,12 +1,12 @@
 """Constraints: pure functions of the prefix that edit a row of logits in a few places.
 
-`repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` follow transformers' logits processors to the
-letter: on raw logits, prompt included, in that order. `frequency_penalty`, `presence_penalty` and `logit_bias` are as
-OpenAI defines them: mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was
-generated. The styles for fluent Chinese look at the generated part: at repeated characters (F9), a comma after every
-second character (F10), and penalties that drive a model from one punctuation mark to the next (F12).
+`repetition_penalty`, `no_repeat_ngram_size` and `min_new_tokens` equal transformers' logits processors: on raw logits,
+prompt included, in that order. `frequency_penalty`, `presence_penalty` and `logit_bias` are OpenAI's:
+mu[j] - c[j] * frequency - (c[j] > 0) * presence + bias[j], where c[j] counts how often token j was generated. The
+styles for fluent Chinese look at the generated part. They prevent repeated characters (F9), a comma after every second
+character (F10), and penalties that drive a model from one punctuation mark to the next (F12).
 
-A row costs its new tokens (`incremental`); a penalty also its distinct tokens, an n-gram ban the length of its n-gram.
+A row costs its new tokens (`incremental`). A penalty also costs its distinct tokens, an n-gram ban its n-gram's length.
 """
 
 import re
@@ -29,12 +29,12 @@ Constraint: TypeAlias = Callable[[npt.NDArray[Any], TokenIds, TokenIds], None]
 _OPENERS = (b"{", b"`", b"<tool")
 _MAX_BLANK = 8  # tokens of white space before a call
 _MAX_WORD_TOKENS = 32  # eight characters, each of at most four bytes in UTF-8
-_SURE = 0.5  # probability of a token that may be the rest of a word
+_SURE = 0.5  # probability above which a token may be the rest of a word
 
 
 def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constraint, bool]]:
-    """The constraints that `params` turns on, in the order in which they apply, each with whether it looks at the
-    answer alone, without the thinking before it. Raises OptionError."""
+    """Return the constraints that `params` turns on, in order, as (constraint, whether it begins after thinking).
+    Raises OptionError."""
     biased = [token_id for token_id, _ in params.logit_bias]
     for name, ids in (("--logit-bias", biased), ("--stop-token-ids", params.stop_token_ids)):
         if (last := max(ids, default=0)) >= vocab.size:
@@ -43,7 +43,7 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
         check_chinese(vocab)
     window = params.penalty_window
     wanted: list[tuple[object, bool, Callable[[DecodingParams, Vocab], Constraint]]] = [
-        (params.min_call_prob, True, _no_unlikely_call),  # by the raw row
+        (params.min_call_prob, True, _no_unlikely_call),  # first, since it needs the raw row
         (params.repetition_penalty != 1, False, lambda p, _: _penalty(p.repetition_penalty, window)),
         (params.frequency_penalty or params.presence_penalty, False, _occurrence_penalty),
         (params.logit_bias, False, _logit_bias),
@@ -59,13 +59,14 @@ def constraints_of(params: DecodingParams, vocab: Vocab) -> list[tuple[Constrain
 
 @kept_with_vocab
 def call_openers(vocab: Vocab) -> TokenIds:
-    """The tokens with which a call begins, or its fence, or the template's mark of it or of the list of tools."""
+    """Return tokens that begin a tool call, its code fence, or a template's tag around it."""
     texts = enumerate(piece.lstrip() for piece in vocab.pieces)
     return np.array([i for i, text in texts if text.startswith(_OPENERS) or text == b"<"], np.int32)
 
 
 def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Small models call a tool where the words of an answer, each for itself unlikely, have most of the chance."""
+    """Ban the beginning of an improbable tool call. Small models call a tool even if the many possible words of an
+    answer are likelier together."""
     openers = call_openers(vocab)
 
     def ban(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
@@ -78,20 +79,20 @@ def _no_unlikely_call(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _share(row: npt.NDArray[Any], token_ids: npt.NDArray[Any] | list[int]) -> float:
-    """The probability of these tokens together."""
+    """Return the probability of these tokens together."""
     logits = np.nan_to_num(row.astype(np.float64), posinf=1e300, neginf=-1e300)
     weights = np.exp(logits - logits.max())  # [vocab]
     return float(weights[token_ids].sum() / weights.sum())
 
 
 def _unsure(row: npt.NDArray[Any], token_ids: TokenIds) -> TokenIds:
-    """These tokens without the one that the model is sure of, if there is one: it may be the rest of a word."""
+    """Return these tokens without one that the model is sure of, which may be the rest of a word."""
     best = int(row.argmax())
     return token_ids[token_ids != best] if best in token_ids and _share(row, [best]) > _SURE else token_ids
 
 
 def _penalty(penalty: float, window: int, content: Mask | None = None) -> Constraint:
-    """Positive logits are divided, negative ones multiplied (CTRL, arXiv 1909.05858)."""
+    """Divide positive logits by the penalty, multiply negative ones (CTRL, arXiv 1909.05858)."""
     tally = Tally(window)
 
     def scale(row: npt.NDArray[Any], prefix: TokenIds, generated: TokenIds) -> None:
@@ -124,9 +125,9 @@ def _logit_bias(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
-    """Ban every token that would complete an n-gram of the prefix, or of the generated tokens that are `content`.
+    """Ban every token that would repeat an n-gram of the prefix, or of the generated tokens that are `content`.
 
-    A token of content that the model is sure of only where it would complete one of twice that length.
+    A content token that the model is sure of is banned only if it would repeat an n-gram of twice that length.
     """
     repeats, copies = Repeats(size), Repeats(2 * size)
 
@@ -141,7 +142,7 @@ def _no_repeat(size: int, content: Mask | None = None) -> Constraint:
 
 
 def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """A text that has all its sentences may end sooner: a model that must go on begins another topic."""
+    """Ban an early end, unless the text has all its sentences: a model that must continue begins another topic."""
     end_ids = np.array(sorted(vocab.end_ids | set(params.stop_token_ids)), np.int32)
     said = said_along(vocab)
 
@@ -155,16 +156,16 @@ def _no_early_end(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 @kept_with_vocab
 def _doubled(vocab: Vocab) -> str:
-    """Words in which a character stands twice in a row, parted by spaces: of the lists, and of the vocabulary."""
+    """Return all words with a doubled character, from our lists and the vocabulary, separated by spaces."""
     own = b" ".join(vocab.pieces[token_id] for token_id in np.flatnonzero(vocab.classes.content)).decode()
     return " ".join([*DOUBLED, *(word for word in own.split() if re.search(r"(.)\1", word))])
 
 
 def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """No character twice in a row, except in reduplicated words. No token of several characters, and no two tokens of
-    content, twice in a row, not even with punctuation between.
+    """Ban a character twice in a row, except in reduplicated words. Also ban repeating a token of several characters or
+    a pair of content tokens, even after punctuation.
 
-    A rare character, one outside the 3,755 of level 1 of GB 2312, may stand twice where the model is sure of it.
+    A rare character (outside level 1 of GB 2312) may repeat if the model is sure of it.
     """
     classes, words = vocab.classes, _doubled(vocab)
 
@@ -188,10 +189,11 @@ def _no_adjacent_repeat(params: DecodingParams, vocab: Vocab) -> Constraint:
 
 
 def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
-    """Commas wait for CJK characters after punctuation other than 、; full stops for those of their sentence.
+    """Ban commas until enough CJK characters follow the last punctuation other than 、. Shift full stops until a
+    sentence has enough characters.
 
-    Items of a list may be short: 、 waits only where four commas came in the tokens of four gaps.
-    Where a full stop waits after a word or a comma, the end of the text waits, too.
+    Items of a list may be short: 、 waits only if the last 4 * (gap + 1) tokens have four commas. After a word or a
+    comma the end of the text waits like a full stop.
     """
     classes, gap, ends = vocab.classes, params.comma_gap, [*vocab.end_ids, *params.stop_token_ids]
     is_mark, starts = classes.comma | classes.full_stop, classes.punct.copy()
@@ -215,7 +217,7 @@ def _no_early_punctuation(params: DecodingParams, vocab: Vocab) -> Constraint:
         is_within = not len(last) or classes.num_cjk[last[0]] > 0 or classes.comma[last[0]]
         early_comma = is_comma & (np.where(is_listing, gap * is_slow, since) * follows + lead < gap)
         early_stop = (is_stop | is_end if is_within else is_stop) & (in_sentence + lead < params.full_stop_gap)
-        if len(last) and vocab.pieces[last[0]][-1:].isalnum():  # 3.5 is no sentence end, 3,000 no pause
+        if len(last) and vocab.pieces[last[0]][-1:].isalnum():  # the marks of 3.5 and 3,000 are allowed
             early_comma, early_stop = (early & ~classes.ascii_punct[marks] for early in (early_comma, early_stop))
         row[marks[early_comma]] = -np.inf
         row[marks[early_stop]] += params.full_stop_shift

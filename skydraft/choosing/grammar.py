@@ -1,12 +1,12 @@
-"""A grammar that the text follows, through llguidance: the allowed next tokens are a function of the prefix.
+"""A grammar that the text follows, through llguidance: the prefix alone decides which tokens may come next.
 
-A token is allowed when its bytes are, even if other tokens spell the same text. Only where the text can go on in a
-single way, as inside the name of a field, the allowed token is the one that the vocabulary's tokenizer would use. An
-end token is allowed exactly when the text is complete. Where the text has left the grammar (a lossy rule, or a
-vocabulary that reads the tokens differently), or no token can continue it, only the end is allowed.
+A token is allowed if its bytes are, even if other tokens spell the same text. If the text has only one continuation, as
+inside a field name, only the tokenizer's own token is allowed. An end token is allowed exactly when the text is
+complete. Only the end is allowed if no token can continue the text, or if it has left the grammar: by a lossy rule, or
+a vocabulary that reads tokens differently.
 
-A child process first finds out whether a grammar compiles: llguidance bounds most of its work, but some intersections
-of patterns take minutes, and deep ones can end the process.
+A child process first tests whether a grammar compiles. llguidance bounds most of its work, but some intersections of
+patterns take minutes, and deep nesting can crash the process.
 """
 
 import json
@@ -33,10 +33,10 @@ from skydraft.grammars import parts, with_ascii_refs
 
 _MAX_COMPILED = 16  # for each vocabulary
 _DEAD_ENDS = ("NoExtension", "NoExtensionBias")
-# A model that hesitates between a space and the next field could write spaces until its length ends.
+# A model that hesitates between a space and the next field could write spaces up to its length limit.
 _WHITESPACE = r"[ \n\t]{1,32}"
-_MARKS = ("<tool_call>", "</tool_call>")  # each is one token where a tokenizer knows it, whatever follows
-# Arguments of llguidance's LLParserLimits, here and there. A step of a matcher ends within some milliseconds.
+_MARKS = ("<tool_call>", "</tool_call>")  # a tokenizer that knows them makes one token, whatever follows
+# Arguments of llguidance's LLParserLimits, here and in the child. A matcher's step takes some milliseconds at most.
 LIMITS: dict[str, int | bool] = {
     "initial_lexer_fuel": 300_000,
     "step_lexer_fuel": 100_000,
@@ -45,10 +45,10 @@ LIMITS: dict[str, int | bool] = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-STACK_BYTES = 256 * 2**20  # rules that name rules are followed down; only what is used is ever there
+STACK_BYTES = 256 * 2**20  # nested rules recurse deeply; only used pages take memory
 _SECONDS, _WALL_S, _BYTES = 1, 20, 2**30
-_ENDS = [getattr(signal, name, None) for name in ("SIGXCPU", "SIGSEGV", "SIGABRT", "SIGBUS")]  # of a grammar's child
-# Its vocabulary is llguidance's own of all bytes, so that this says nothing of a model.
+_ENDS = [getattr(signal, name, None) for name in ("SIGXCPU", "SIGSEGV", "SIGABRT", "SIGBUS")]  # the grammar's fault
+# The child uses llguidance's byte vocabulary, so that the result holds for every model.
 _CHILD = f"""
 import json, os, sys, threading
 import llguidance
@@ -75,11 +75,11 @@ thread = threading.Thread(target=check)
 thread.start()
 thread.join()
 """
-_lock = threading.Lock()  # of what `_of` keeps, and of the size of stacks, which is one for the process
+_lock = threading.Lock()  # guards the cache of `_of`, and the stack size, which is global
 
 
 class Spelling:
-    """A vocabulary in the form that llguidance reads. Special tokens and end tokens have no bytes."""
+    """A vocabulary as llguidance reads it. Special tokens and end tokens have no bytes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -89,12 +89,12 @@ class Spelling:
         self.eos_token_id = min(vocab.end_ids)
         self.tokens = [b"" if i in vocab.end_ids else piece for i, piece in enumerate(vocab.pieces)]
         self.single = {piece[0]: token_id for token_id, piece in enumerate(self.tokens) if len(piece) == 1}
-        self._vocab = ref(vocab)  # weak: it is kept as long as the vocabulary
+        self._vocab = ref(vocab)  # weak, since the vocabulary keeps this object
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens that spell `text`: by the vocabulary's tokenizer, or byte by byte where that spells another text."""
+        """Tokenize `text` with the vocabulary's tokenizer, or byte by byte if that changes the text."""
         wanted, vocab = text.encode(), self._vocab()
-        with suppress(Exception):  # an engine that was closed; an error here would end llguidance's work for good
+        with suppress(Exception):  # a closed engine; llguidance does not survive an error here
             token_ids = list(vocab.encode(text)) if vocab else []
             if b"".join(self.tokens[token_id] for token_id in token_ids) == wanted:
                 return token_ids
@@ -102,7 +102,7 @@ class Spelling:
 
 
 class CompiledGrammar:
-    """A grammar compiled for a vocabulary; any thread may ask it for matchers. `marks` are tokens by their bytes."""
+    """A grammar compiled for a vocabulary; any thread may take matchers. `marks` maps bytes to token ids."""
 
     def __init__(self, matcher: Any, marks: dict[bytes, int]) -> None:
         self.marks, self._matcher, self._lock = marks, matcher, threading.Lock()
@@ -144,10 +144,10 @@ _of = kept_with_vocab(_Grammars)
 def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
     """Compile a grammar that `DecodingParams` accepted, within about two seconds, or return it from the cache.
 
-    Any thread may call this. Raises GrammarRefused, or MissingDependency where llguidance is not installed.
+    Any thread may call this. Raises GrammarRefused, or MissingDependency if llguidance is not installed.
     """
     if not vocab.end_ids:
-        raise GrammarRefused("This model has no end token, so no text of a grammar could end.")
+        raise GrammarRefused("This model has no end token, so a text with a grammar could not end.")
     with _lock:
         grammars = _of(vocab)
     return grammars.compiled(text)
@@ -155,23 +155,23 @@ def compile_grammar(text: str, vocab: Vocab) -> CompiledGrammar:
 
 @lru_cache(maxsize=128)
 def complaint(grammar: str) -> str:
-    """Why `grammar`, in llguidance's own form, does not compile; "" where it does. Raises GrammarRefused.
+    """Return why `grammar`, in llguidance's own form, does not compile; "" if it does. Raises GrammarRefused.
 
-    Takes a tenth of a second, and at most about one of a processor.
+    Takes a tenth of a second, and at most about one second of processor time.
     """
     request = json.dumps({"grammar": grammar, "limits": LIMITS}).encode()
     try:
         done = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=request, capture_output=True, timeout=_WALL_S)
         if -done.returncode in _ENDS:
-            return f"it takes more than {_SECONDS} s, or more memory than it may"
+            return f"it takes more than {_SECONDS} s, or too much memory"
         return str(json.loads(done.stdout))
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        # It could not start, or was killed: this says nothing of the grammar, and is not remembered.
+        # The child could not start or was killed, which says nothing about the grammar. Errors are not cached.
         raise GrammarRefused("The grammar could not be checked: no memory or time.", hint="Try later.") from error
 
 
 def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
-    """Any grammar in Lark. Unless `may_force`, no token counts as the only way to go on."""
+    """Translate a grammar to Lark. Unless `may_force`, llguidance forces no tokens."""
     kind, content = parts(text)
     if kind == "json_schema":
         schema = with_ascii_refs(content)
@@ -179,15 +179,15 @@ def _as_lark(text: str, library: Any, *, may_force: bool) -> str:
         content = f"start: %json {json.dumps(schema)}"
     elif kind == "regex":
         content = json.loads(library.LLMatcher.grammar_from_regex(content))["grammars"][0]["lark_grammar"]
-    return content if may_force else content + '\n%llguidance {"no_forcing": true}\n'  # the last one holds
+    return content if may_force else content + '\n%llguidance {"no_forcing": true}\n'  # the last option wins
 
 
 def _refused(text: str, reason: str) -> GrammarRefused:
-    """The error for llguidance's `reason`, without its line numbers in Lark and its internal state."""
+    """Return the error for llguidance's `reason`, without line numbers in Lark and internal state."""
     reason = re.split(r"\n\s*\d+ \| |<state>|<non-verbose/>", reason)[0]
     if _first_line(reason) in _DEAD_ENDS:
         reason = "no text follows it"
-    if reason.startswith("panic"):  # what follows is of llguidance's own code
+    if reason.startswith("panic"):  # the rest is about llguidance's own code
         reason = "llguidance fails at it. A grammar cannot name special tokens (<|im_end|>)"
     if not text.startswith("lark:"):
         reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", reason)
@@ -206,19 +206,19 @@ def _on_a_large_stack(work: Callable[[], Any]) -> Any:
 
 
 class GrammarAlong(Follower):
-    """A matcher that follows the generated part of prefixes, forwards and back. For one thread at a time."""
+    """A matcher that follows the generated part of prefixes, forward and back. For one thread at a time."""
 
     def __init__(self, compiled: CompiledGrammar, vocab: Vocab, prompt_len: int) -> None:
         super().__init__()
         self._compiled, self._matcher, self._prompt_len = compiled, compiled.matcher(), prompt_len
         self._size, self._end_ids = vocab.size, np.array(sorted(vocab.end_ids))
-        self._num_matched = 0  # tokens that the matcher has taken: all, until the text leaves the grammar
+        self._num_matched = 0  # tokens that the matcher has taken: all until the text leaves the grammar
         self._mask: Mask | None = None
 
     def allowed(self, prefix: TokenIds) -> Mask:
-        """Which tokens may follow `prefix`, [vocab]: at least one. Valid until the next call.
+        """Return the mask [vocab] of tokens that may follow `prefix`, at least one. Valid until the next call.
 
-        Raises GrammarRefused where that takes too much work.
+        Raises GrammarRefused if that takes too much work.
         """
         self.follow(prefix[self._prompt_len :])
         if self._mask is None:
@@ -244,7 +244,7 @@ class GrammarAlong(Follower):
         return mask
 
     def _force_mark(self, mask: Mask) -> None:
-        """Allow nothing but a mark where one must come: llguidance allows its parts too if more text could follow."""
+        """If a mark must come, allow only its token: llguidance also allows parts of it if more text could follow."""
         marks = self._compiled.marks
         ahead = self._matcher.compute_ff_bytes() if marks else b""
         for token_id in (token_id for mark, token_id in marks.items() if ahead.startswith(mark)):
@@ -252,7 +252,7 @@ class GrammarAlong(Follower):
             mask[token_id] = True
 
     def _leave_dead_end(self) -> None:
-        """Rebuild the matcher. Raises GrammarRefused for any other error."""
+        """Rebuild the matcher after a dead end. Raises GrammarRefused for any other error."""
         reason = self._matcher.get_error()
         self._matcher = self._compiled.matcher()
         num_matched = self._matcher.try_consume_tokens(self._read.view.tolist())
@@ -285,7 +285,7 @@ class GrammarAlong(Follower):
 
 
 def masked(row: npt.NDArray[Any], allowed: Mask) -> npt.NDArray[Any]:
-    """A copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf too, they become 0."""
+    """Return a copy of `row` [vocab] with -inf for forbidden tokens; if all allowed ones have -inf, they become 0."""
     copy = np.where(allowed, row, row.dtype.type(-np.inf))
     if copy.max() == -np.inf:
         copy[allowed] = 0

@@ -1,6 +1,6 @@
-"""Caches along a prefix: a call costs the tokens that differ from the last call's prefix, and never changes an answer.
+"""Caches for growing prefixes: a call costs the tokens that differ from the last call's prefix. Results never change.
 
-Comparing the two prefixes reads 4 bytes a token, 4 microseconds for 16,000.
+Comparing the two prefixes reads 4 bytes a token: 4 microseconds for 16,000 tokens.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ S = TypeVar("S")
 
 
 class Follower(ABC):
-    """Reads prefixes token by token, and back where one differs from the last. For one thread at a time.
+    """Reads prefixes token by token, and goes back to the first difference. For one thread at a time.
 
-    What raises in `_back` or `_on` leaves `_read` as far as all is read.
+    If `_back` or `_on` raises, `_read` holds only tokens that were fully processed.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class Follower(ABC):
 
     @abstractmethod
     def _back(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Forget all tokens after the first `length`."""
 
     @abstractmethod
     def _on(self, token_ids: TokenIds) -> None: ...
 
 
 class Along(Follower, Generic[S]):
-    """A state that grows along a prefix, from `start` by a `step` for each token. A row costs its new tokens."""
+    """The state after a prefix: `start`, then one `step` for each token. A call costs the new tokens."""
 
     def __init__(self, start: S, step: Callable[[S, int], S]) -> None:
         super().__init__()
-        self._step, self._states = step, [start]  # after each number of tokens
+        self._step, self._states = step, [start]  # the state after each token
 
     def at(self, prefix: TokenIds) -> S:
         self.follow(prefix)
@@ -62,8 +62,8 @@ class Along(Follower, Generic[S]):
 
 
 class Tally(Follower):
-    """The tokens of a prefix, or of its last `window` tokens, and their counts. A call costs the tokens that differ or
-    those of the window, and the distinct ones."""
+    """Counts of the tokens in a prefix, or in its last `window` tokens. A call costs the changed tokens or the window,
+    and the distinct tokens."""
 
     def __init__(self, window: int = 0) -> None:
         super().__init__()
@@ -85,21 +85,21 @@ class Tally(Follower):
 
 
 class Repeats(Follower):
-    """The tokens after each run of `size` - 1 tokens of a prefix. A call costs the new tokens and a run."""
+    """The tokens after each run of `size` - 1 tokens in a prefix. A call costs the new tokens and one run."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self._run_len = size - 1
-        self._followers = defaultdict[bytes, Counter[int]](Counter)  # by run: how often each token came after it
+        self._followers = defaultdict[bytes, Counter[int]](Counter)  # by run: counts of the tokens after it
 
     def after(self, prefix: TokenIds) -> TokenIds:
-        """Tokens that came before after the run that ends `prefix`, each once; none for a shorter prefix."""
+        """Return the distinct tokens that followed earlier copies of the last run; none for a shorter prefix."""
         self.follow(prefix)
         after = self._followers.get(self._key(prefix, len(prefix)), ()) if len(prefix) >= self._run_len else ()
         return np.fromiter(after, np.int32, len(after))
 
     def _key(self, token_ids: TokenIds, end: int) -> bytes:
-        # A run may be long.
+        # Hashed, since a run may be long.
         return hashlib.blake2b(token_ids[end - self._run_len : end].tobytes(), digest_size=16).digest()
 
     def _back(self, length: int) -> None:

@@ -1,7 +1,7 @@
 """From edited logits to a token: temperature once, top-k, top-p, min-p, then Gumbel-max with counter-based noise.
 
 A token whose logit is below best - `REACH` * T is never chosen: 6e-6 of the probability (docs/exactness.md). The noise
-is a pure hash of (seed, position, token id), so that draft and target share it and any position can be computed again
+is a pure hash of (seed, position, token id). So draft and target share it, and any position can be computed again
 (Gumbel coupling, arXiv 2408.07978). The hash is SplitMix64 (public domain).
 """
 
@@ -20,16 +20,16 @@ Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 REACH = 24.0  # nats at the temperature
-_NEAR = 4.0  # nats; tokens further down win by rare noise alone, and the hash tells where that is
+_NEAR = 4.0  # nats; tokens further down need rare noise to win, which their hash shows
 _HEAVY = 10.0  # nats; tokens further down are rarely within top-k or top-p, and sorting all would be slow
-_WEIGHED = 18.0  # nats; what tokens further down weigh rarely changes what is within top-p
+_WEIGHED = 18.0  # nats; the weight of tokens further down rarely changes top-p
 _CHUNK = 16_384  # tokens hashed at once, in the processor's cache
 _MASK = (1 << 64) - 1
 _STEP, _MIX_A, _MIX_B = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def sample(row: npt.NDArray[Any], params: DecodingParams, position: int) -> int:
-    """The token for `position` from edited logits [vocab], at a temperature above 0.
+    """Return the token for `position` from edited logits [vocab], at a temperature above 0.
 
     Raises EngineError for logits that are not numbers.
     """
@@ -57,7 +57,7 @@ def no_number() -> EngineError:
 
 @dataclass(frozen=True, slots=True)
 class _Few:
-    """The tokens of a row that could win. Distances from its top are in nats at the temperature."""
+    """The tokens of a row that could win. Distances from the top logit are in nats at the temperature."""
 
     row: npt.NDArray[Any]  # [vocab]
     top: Any
@@ -70,7 +70,7 @@ class _Few:
         return np.flatnonzero(self.row >= self.cut(distance))
 
     def highest(self, num: int) -> Ids:
-        """The `num` best tokens, and those that are as good as the last of them."""
+        """Return the `num` best tokens, and ties with the last of them."""
         token_ids = self.within(_HEAVY)
         if len(token_ids) < num:
             token_ids = self.within(REACH)
@@ -81,13 +81,13 @@ class _Few:
         return kept
 
     def by_weight(self, token_ids: Ids) -> tuple[Ids, Floats]:
-        """The tokens, heaviest first, and what they weigh up to each; the best weighs 1."""
+        """Return the tokens, heaviest first, and their cumulative weights; the best weighs 1."""
         weights = np.exp((self.row[token_ids].astype(np.float64) - self.top) / self.temperature)
         order = np.argsort(-weights, kind="stable")
         return token_ids[order], np.cumsum(weights[order])
 
     def nucleus(self, top_p: float) -> Ids:
-        """The fewest tokens that have `top_p` of the probability; of equal ones the first."""
+        """Return the fewest tokens with `top_p` of the probability; among equals the first."""
         token_ids, mass = self.by_weight(self.within(_HEAVY))
         for distance in (_WEIGHED, REACH):
             whole = self.mass(distance)
@@ -107,9 +107,9 @@ class _Few:
         return float(np.exp(weights, out=weights).sum())
 
     def winner(self, token_ids: Ids, near: Ids, seed: int, position: int) -> int:
-        """The token whose logit / T + noise is highest; `near` are those that need no rare noise."""
+        """Return the token with the highest logit / T + noise; the tokens `near` can win without rare noise."""
         found = self._best(near, _words(seed, position, near))
-        noise = found[0] - float(self.top) / self.temperature + _NEAR  # that a token further down needs
+        noise = found[0] - float(self.top) / self.temperature + _NEAR  # needed by tokens further down
         lowest = np.uint64(int(math.exp(-math.exp(-noise)) * (1 - 1e-9) * 2.0**64))
         for start in range(0, len(token_ids), _CHUNK):
             some = token_ids[start : start + _CHUNK]
@@ -124,7 +124,7 @@ class _Few:
 
 
 def _gumbel(words: Words) -> Floats:
-    """Standard Gumbel noise of each word."""
+    """Turn each word into standard Gumbel noise."""
     # The largest word would round up to 1 and give infinite noise.
     uniform = np.minimum(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53, 1 - 2.0**-53)
     gumbel: Floats = -np.log(-np.log(uniform))
@@ -132,13 +132,13 @@ def _gumbel(words: Words) -> Floats:
 
 
 def _words(seed: int, position: int, token_ids: npt.NDArray[Any]) -> Words:
-    """SplitMix64 of each token, from a state that is the hash of seed and position."""
+    """Hash each token with SplitMix64, whose state is the hash of seed and position."""
     words: Words = _mixed(token_ids.astype(np.uint64) * _STEP + _mixed(_mixed(seed) + position))
     return words
 
 
 def _mixed(word: Any) -> Any:
-    """The word, or array of words, that follows each."""
+    """Return SplitMix64's next word for a word or an array of words."""
     word = (word + _STEP) & _MASK
     word = ((word ^ (word >> 30)) * _MIX_A) & _MASK
     word = ((word ^ (word >> 27)) * _MIX_B) & _MASK

@@ -1,4 +1,4 @@
-"""When a generation ends: a pure question about its tokens, asked after each one (F13); and where sentences end."""
+"""The end of a generation, a pure function of its tokens, tested after each one (F13); and the ends of sentences."""
 
 import codecs
 import re
@@ -20,27 +20,27 @@ _ABBREVIATIONS = frozenset((
 ))  # fmt: skip
 _CLOSING = "".join(CLOSING)
 _LETTERS = string.ascii_letters + "."  # of abbreviations
-_MAX_WORD = 64  # characters looked at before a dot; longer words are no abbreviations
+_MAX_WORD = 64  # characters to look at before a dot; longer words are no abbreviations
 _STOPS = re.compile(f"[{re.escape(''.join(sorted(FULL_STOP_LIKE)))}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How many sentences a text holds, and whether it ends one. Grows token by token.
+    """The number of sentences in a text, and whether it ends one. Updated token by token.
 
-    The last character waits for the next one before it is counted: a dot may turn out to be inside a number.
+    A last character counts only once the next one is known: a dot may turn out to be inside a number.
     """
 
     _count: int = 0  # sentence ends before the last character, marks in a row once
-    _last_end: int = -2  # where the last of them is
+    _last_end: int = -2  # position of the last sentence end
     _length: int = 0  # characters
-    _tail: str = ""  # the last of them
+    _tail: str = ""  # the last characters
     _has_words: bool = False  # before the tail
     _pending: bytes = b""  # an unfinished character
 
     @property
     def ends_sentence(self) -> bool:
-        """Whether the text ends at a sentence end, but for spaces, closing marks and spaces, in this order."""
+        """Whether the text ends a sentence; spaces, closing marks and spaces may follow, in this order."""
         bare = self._tail.rstrip().rstrip(_CLOSING).rstrip()
         return bool(bare) and _is_sentence_end(bare, len(bare) - 1, self._has_words)
 
@@ -53,7 +53,7 @@ class Said:
         return self.ends_sentence and self.num_sentences >= sentences
 
     def then(self, piece: bytes) -> "Said":
-        """The same of the text with `piece` at its end. Costs its length, and a bounded look back for each dot."""
+        """Return the state after `piece`. Costs its length, and a bounded look back for each dot."""
         new, used = codecs.utf_8_decode(self._pending + piece, "replace", False)
         pending = (self._pending + piece)[used:]
         if not new:
@@ -73,10 +73,10 @@ def said_along(vocab: Vocab) -> Along[Said]:
 
 
 def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
-    """Whether text[index] ends a sentence; `has_words_before` tells whether words came before `text`.
+    """Whether text[index] ends a sentence; `has_words_before` means that words came before `text`.
 
-    A wide stop always does; a dot neither inside a number, a word or an abbreviation, nor after a digit while nothing
-    follows it (the next token may be a decimal).
+    A wide stop always ends one. A dot does not inside a number, a word or an abbreviation. After a last digit it
+    does not either, since decimals may follow.
     """
     if text[index] not in ".．":
         return text[index] in _WIDE_STOPS
@@ -94,13 +94,13 @@ def _is_sentence_end(text: str, index: int, has_words_before: bool) -> bool:
 class Stopping:
     """The end conditions of one generation, in order: end token, stop string, sentences (both of the answer), length.
 
-    `max_new_tokens` is what was asked for, or less where a context ends before. For one thread at a time.
+    `max_new_tokens` may be less than requested if the context is shorter. For one thread at a time.
     """
 
     def __init__(self, params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
         self._end_ids, self.max_new_tokens = vocab.end_ids | set(params.stop_token_ids), max_new_tokens
         self._stop, tags = [text.encode().decode("latin-1") for text in params.stop], tags_of(params)
-        self._num_before = max(map(len, self._stop), default=1) - 1  # bytes that a token may complete to a stop string
+        self._num_before = max(map(len, self._stop), default=1) - 1  # bytes to keep for stop strings over tokens
         self._pieces = tagged_pieces(vocab, tags)
         self._end = Along((tags.in_bytes.begin, "", False), self._then)
         self._sentences, self._min_new_tokens = params.sentences, params.min_new_tokens
@@ -108,7 +108,7 @@ class Stopping:
         self._thinking = ThinkingAlong(params, vocab) if params.think_end and params.sentences else None
 
     def finish(self, generated: TokenIds) -> FinishReason | None:
-        """Why a generation whose last token is generated[-1] ends here, or None. Earlier tokens ended nothing."""
+        """Return why the generation ends at its last token, or None. Earlier tokens must not have ended it."""
         if int(generated[-1]) in self._end_ids:
             return "eos"
         if self._stop and self._end.at(generated)[2]:
@@ -123,7 +123,7 @@ class Stopping:
         return len(generated) >= self._min_new_tokens and self._said.at(generated).has(self._sentences)
 
     def _then(self, before: tuple[Thought, str, bool], token_id: int) -> tuple[Thought, str, bool]:
-        """Where the thinking is, the end of the answer's bytes, and whether the last token completes a stop string."""
+        """Return (state of thinking, last bytes of the answer, whether the last token completes a stop string)."""
         thought, _, new = before[0].then(self._pieces[token_id].decode("latin-1"))
         end = before[1] + new
         return thought, end[max(len(end) - self._num_before, 0) :], any(stop in end for stop in self._stop)

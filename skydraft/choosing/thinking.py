@@ -1,4 +1,4 @@
-"""Where thinking ends along the tokens of a text, and what holds only after it or ends it."""
+"""The end of thinking in the tokens of a text: where it is, how a budget forces it, and grammars that begin there."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def tags_of(params: DecodingParams) -> Tags:
 
 @kept_with_vocab
 def tagged_pieces(vocab: Vocab, tags: Tags) -> tuple[bytes, ...]:
-    """What tokens add to a text; the names of special ones, if these are tags."""
+    """Return the bytes that tokens add to a text; for special tokens that are tags, their names."""
     names = {tag.encode() for tag in (tags.start, tags.end) if tag}
     ids = [i for i in vocab.special_ids if vocab.name_bytes(i) in names]
     if not ids:
@@ -27,7 +27,7 @@ def tagged_pieces(vocab: Vocab, tags: Tags) -> tuple[bytes, ...]:
 
 
 class ThinkingAlong(Along[Place]):
-    """Follows texts of a vocabulary. For one thread at a time."""
+    """Follows the thinking of a text. For one thread at a time."""
 
     def __init__(self, params: DecodingParams, vocab: Vocab) -> None:
         self._vocab, self._tags, self._budget = vocab, tags_of(params), params.think_budget
@@ -42,27 +42,27 @@ class ThinkingAlong(Along[Place]):
         num, before, now = place.num_tokens + 1, place.thought.phase, thought.phase
         if now == "gap":
             return Place(thought, num, num, place.num_gap + (before == "gap"))
-        # The token that ends the thinking and begins the answer is of the thinking.
+        # A token that ends the thinking and begins the answer counts as thinking.
         start = num if before == "thinking" and now == "answer" else place.start
         return Place(thought, num, start, place.num_gap)
 
     def forced(self, text: TokenIds) -> int | None:
-        """The token that must come where the budget is spent: the longest that goes on with the end tag."""
+        """Return the token to force if the budget is spent: the longest that continues the end tag."""
         place = self.at(text)
         if not (self._budget and place.thinks and place.num_thinking >= self._budget):
             return None
         return _longest(self._vocab, self._tags, place.thought.missing)
 
     def may_come(self, text: TokenIds, allowed: Mask, has_left: bool) -> Mask:
-        """Which tokens a text may go on with whose answer follows a grammar, which `allowed` these for the answer.
+        """Return the mask of tokens that may follow `text`, given the tokens that a grammar `allowed` for its answer.
 
-        A grammar that the answer `has_left` allows the end alone.
+        If the answer `has_left` the grammar, `allowed` holds only the end.
         """
         place = self.at(text)
         thought = place.thought
         if thought.phase == "answer" or place.num_gap >= _MAX_GAP:
             return allowed
-        if place.thinks:  # of what is held, only a part of the end tag counts
+        if place.thinks:  # of the held text only a part of the end tag counts
             end = self._tags.in_bytes.end
             thought = Thought(thought.tags, "thinking", end.removesuffix(thought.missing), has_said=True)
         mask = _not_yet(self._vocab, self._tags, thought)
@@ -73,7 +73,7 @@ class ThinkingAlong(Along[Place]):
 
 @kept_with_vocab
 def _longest(vocab: Vocab, tags: Tags, missing: str) -> int:
-    """The longest token that goes on with the end tag, or -1."""
+    """Return the longest token that continues the end tag, or -1."""
     pieces, rest = tagged_pieces(vocab, tags), missing.encode("latin-1")
     fitting = (i for i, piece in enumerate(pieces) if piece and rest.startswith(piece))
     return max(fitting, key=lambda i: len(pieces[i]), default=-1)
@@ -81,10 +81,10 @@ def _longest(vocab: Vocab, tags: Tags, missing: str) -> int:
 
 @kept_with_vocab
 def _not_yet(vocab: Vocab, tags: Tags, thought: Thought) -> Mask:
-    """The tokens, [vocab], after which the answer has not begun: a grammar sees nothing of them."""
+    """Return the mask [vocab] of tokens after which the answer has not begun. A grammar never sees them."""
     pieces, thinks = tagged_pieces(vocab, tags), thought.phase == "thinking"
     held, start, end = (text.encode("latin-1") for text in (thought.held, thought.tags.start, thought.tags.end))
-    if thinks:  # of most tokens a comparison says it; `then` takes a second for a vocabulary
+    if thinks:  # a comparison decides for most tokens; `then` takes a second for a whole vocabulary
         unclear = [i for i, piece in enumerate(pieces) if end in held + piece]
     else:
         bare = {i: (held + piece).lstrip(_BLANK) for i, piece in enumerate(pieces) if piece}

@@ -1,1 +1,1 @@
-"""The command line: parse, build, call, print. It decides nothing."""
+"""The command line: parse, build, call, print. All logic is elsewhere."""

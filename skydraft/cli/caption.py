@@ -1,4 +1,4 @@
-"""`skydraft caption`: a sentence about the speaker of each of many recordings, as JSON lines or CSV."""
+"""`skydraft caption`: describe the speakers of recordings, one sentence each, as JSON lines or CSV."""
 
 import csv
 import dataclasses
@@ -36,14 +36,14 @@ _STATS = ("exact", "num_fallback_tokens", "num_tokens", "num_escalated", "cloud_
 _COLUMNS = ("file", "text", "error", "mode", "duration_s", "finish_reason", "share", "bytes_shared", "preprocess_ms",
             *_STATS)  # fmt: skip
 _ENDINGS = {".csv", ".jsonl", ".ndjson", ".json", ""}
-_BOM = "\ufeff"  # without it Excel takes UTF-8 for the system's old encoding
-_FIRST = '{"file":'  # the beginning of a row of JSON
-_ESCAPED = "backslashreplace"  # a file name may be no UTF-8
+_BOM = "\ufeff"  # without it Excel reads UTF-8 as the system's old encoding
+_FIRST = '{"file":'  # the beginning of a JSON row
+_ESCAPED = "backslashreplace"  # for file names that are not UTF-8
 _FORMULA = tuple("=+-@\t\r\n")
 
 
 class CaptionTable:
-    """Writes each row at once, so that an interrupted run keeps its rows. `done` are the files that it has."""
+    """Write each row at once, so that an interrupted run keeps its rows. `done` names the files already in it."""
 
     def __init__(self, file: TextIO, is_csv: bool, done: Iterable[str] = ()) -> None:
         self._file, self._is_csv, self._done = file, is_csv, set(done)
@@ -55,12 +55,12 @@ class CaptionTable:
             self._csv.writeheader()
 
     def holds(self, path: Path) -> bool:
-        """Whether the table had a caption of this recording when it was opened."""
+        """Return whether the table had this recording's caption when it was opened."""
         name = str(path)
         return (str(_cell(name)).encode(errors=_ESCAPED).decode() if self._is_csv else name) in self._done
 
     def write(self, row: Row) -> None:
-        """Append a row. In CSV, a cell that a spreadsheet would read as a formula gets an apostrophe before it."""
+        """Append a row. In CSV, an apostrophe goes before a cell that a spreadsheet would read as a formula."""
         if self._is_csv:
             self._csv.writerow({name: _cell(value) for name, value in row.items()})
         else:
@@ -73,9 +73,9 @@ def _cell(value: Any) -> Any:
 
 
 def _keep_rows(path: Path, is_csv: bool) -> list[str]:
-    """Remove an incomplete row and failures from a file. Returns the files of the remaining rows.
+    """Remove an incomplete row and failures from a table. Return the recordings of the remaining rows.
 
-    Raises OptionError, and changes nothing, if the file holds anything but captions of this format.
+    Raises OptionError, and changes nothing, if the file has anything but captions of this format.
     """
     text = path.read_bytes().decode("utf-8-sig", errors="replace")
     rows = (_csv_rows if is_csv else _json_rows)(text)
@@ -94,7 +94,7 @@ def _keep_rows(path: Path, is_csv: bool) -> list[str]:
 
 
 def _csv_rows(text: str) -> list[Row] | None:
-    """The complete rows, or None if the header is not ours."""
+    """Return the complete rows, None if the header is not ours."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
@@ -102,12 +102,12 @@ def _csv_rows(text: str) -> list[Row] | None:
             return None
         rows.extend(reader)
     except csv.Error as error:
-        return rows if "end of data" in str(error) else None  # cut off within quotation marks, or damaged
+        return rows if "end of data" in str(error) else None  # a quoted cell was cut off, or the file is damaged
     return rows if text.endswith("\n") else rows[:-1]
 
 
 def _json_rows(text: str) -> list[Row] | None:
-    """The complete rows, or None if a line is no row."""
+    """Return the complete rows, None if a line is not a row."""
     *lines, _cut = text.split("\n")
     try:
         rows = [json.loads(line) for line in lines if line.strip()]
@@ -120,7 +120,7 @@ def _json_rows(text: str) -> list[Row] | None:
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """The file of the rows, stdout by default; its suffix is that of their format. Raises OptionError."""
+    """The output file, by default stdout. Its suffix selects the format. Raises OptionError."""
 
     out: Path | None
 
@@ -145,8 +145,8 @@ class TableChoice:
 
 
 table_section = section("table", "Output", TableChoice, [
-    option("--out", "FILE", "Write to FILE (default: stdout). Recordings that are already in FILE are left out; those "
-           "that failed are tried again. FILE.csv is a table for spreadsheets, others hold lines of JSON.", type=Path),
+    option("--out", "FILE", "Write to FILE (default: stdout). Recordings already in FILE are skipped; failed ones are "
+           "tried again. FILE.csv is a table for spreadsheets; any other FILE has lines of JSON.", type=Path),
 ])  # fmt: skip
 _question_section = section("messages", "What to write", asked, [
     option("--prompt", "TEXT", "The question about each recording.", default=CAPTION_PROMPT, callback=as_text),
@@ -172,8 +172,8 @@ def caption(
     An unusable recording is named on stderr and in the output; the others are still described, and the exit status is
     1. The same command with the same --out continues where it stopped.
 
-    If the server is lost, the small model writes on alone unless you give --require-cloud. The exit status stays 0.
-    The last line counts these captions; their rows have num_fallback_tokens.
+    If the server is lost, the small model continues alone unless you give --require-cloud. The exit status stays 0. The
+    last line counts these captions; their rows have num_fallback_tokens.
     """
     load_library()  # fail now, not after the models are loaded
     request = GenerateRequest(
@@ -188,7 +188,7 @@ def caption(
             return 0
         with cloud.sides(models, gate.plan) as (edge, target):
             if isinstance(side := edge or target, Engine) and not side.takes_audio:
-                hint = "Name a pair that does: --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud, for example."
+                hint = "Name a pair that does, for example --edge-model tiny-omni-edge --cloud-model tiny-omni-cloud."
                 raise OptionError(f"{side.name} takes no audio.", hint=hint)
 
             def described(path: Path) -> Row:

@@ -34,14 +34,14 @@ from skydraft.prompts.thinking import REASONING
 
 _MAX_NEW_TOKENS = 1024  # of an answer, by default
 _HELP = """\
-/mode M        another mode from now on: edge, cloud, lossless, fluency, quality, answers, auto
-/system TEXT   another system prompt; without TEXT none
+/mode M        change the mode: edge, cloud, lossless, fluency, quality, answers, auto
+/system TEXT   change the system prompt; without TEXT remove it
 /save FILE     write the conversation as JSON
 /clear         start a new conversation
-/quit          leave; Ctrl-D does so too
+/quit          leave, like Ctrl-D
 Ctrl-C ends an answer.
-Colours: plain, the small model wrote it and was sure; green, the large one confirmed it; yellow, cyan, blue, the large
-one wrote it; magenta, the cloud was gone, so nobody checked it."""
+Colours: plain: the small model wrote it and was sure; green: the large one confirmed it; yellow, cyan, blue: the large
+one wrote it; magenta: the cloud was lost, so the text is unchecked."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ def chat(
     system: str | None, output: OutputChoice, decoding: DecodingChoice, gate: GateChoice,
     cloud: CloudChoice, models: ModelChoice, keep: KeepChoice,
 ) -> None:  # fmt: skip
-    """Talk to the pair. The conversation stays in both models' caches, so that later answers begin sooner.
+    """Chat with the pair. Both models keep the conversation in memory, so later answers start sooner.
 
     Type /help for the commands. Ctrl-C ends an answer, Ctrl-D the conversation.
     """
@@ -89,13 +89,13 @@ def chat(
                 talk.turns = before
                 click.echo("\nskydraft: not answered.", err=True)
             except SkydraftError as error:
-                talk.turns = before  # the conversation is as before, and the question can be asked again
+                talk.turns = before  # the question can be asked again
                 hint = " Start a new conversation with /clear." if isinstance(error, ContextExceeded) else ""
                 TERMINAL.say(f"{error.message if hint else error.line}{hint}")
 
 
 def _do(line: str, talk: Talk) -> bool:
-    """Run a command, or add a user message. Returns whether an answer is due."""
+    """Run a command, or add a user message. Return whether to answer."""
     if not line.startswith("/"):
         talk.turns.append(Message("user", line))
         return True
@@ -130,7 +130,7 @@ def _save(talk: Talk, name: str) -> None:
 
 
 def _answer(talk: Talk, edge: Any, target: Any, output: OutputChoice, keep: KeepChoice) -> None:
-    """Write the next answer. Ctrl-C ends it after the current round, or during the prefill."""
+    """Write the next answer. Ctrl-C ends it after the current round, or while the prompt is read."""
     request = GenerateRequest(
         talk.messages, talk.gate.plan, talk.decoding.params(max_new_tokens=_MAX_NEW_TOKENS), think=talk.decoding.think,
         execution=talk.gate.execution, breaks_loops=True, cache_scope="chat",
@@ -152,13 +152,13 @@ def _answer(talk: Talk, edge: Any, target: Any, output: OutputChoice, keep: Keep
 
 
 def _lines() -> Iterator[str]:
-    """Lines of stdin; on a terminal they can be edited, and arrow keys bring back earlier ones."""
+    """Yield lines of stdin. On a terminal they can be edited, and arrow keys recall earlier ones."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # an invalid byte becomes a replacement character
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    with suppress(ImportError):  # not on every system
+    with suppress(ImportError):  # some systems lack it
         import readline  # noqa: F401  input() uses it
     while True:
         try:

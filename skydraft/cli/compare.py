@@ -1,4 +1,4 @@
-"""`skydraft compare`, `report` and `calibrate`: measure modes on a file of prompts, and fit the calibrated gate."""
+"""`skydraft compare`, `report` and `calibrate`: measure modes on prompts, and fit the calibrated gate."""
 
 import hashlib
 import shlex
@@ -38,7 +38,7 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.protocol.address import is_loopback, is_url, parse_address
 
 _MODES = "edge,cloud,lossless,lossless;k=5,fluency,quality"
-_STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # a server without skydraft streams there
+_STOCK_MODES = _MODES.replace("lossless;k=5,", "")  # servers without skydraft only stream in lossless
 _MAX_NEW_TOKENS = 64
 _NUMBER = click.IntRange(min=1)
 _SHOWN = (0.85, 0.9, 0.95, 0.98)
@@ -47,10 +47,10 @@ _SHOWN = (0.85, 0.9, 0.95, 0.98)
 def _workload(path: Path | None, tasks: str | None, limit: int | None) -> Workload:
     if tasks is not None:
         if path:
-            raise OptionError("--tasks is instead of --prompts.")
+            raise OptionError("Give either --tasks or --prompts, not both.")
         return read_tasks(tasks, limit=limit)
     if path is None:
-        raise OptionError("There is nothing to compare the modes on.", hint="Give --prompts FILE or --tasks NAME.")
+        raise OptionError("There are no prompts to compare the modes on.", hint="Give --prompts FILE or --tasks NAME.")
     return read_prompts(path, limit=limit)
 
 
@@ -63,16 +63,16 @@ def _together(paths: Sequence[Path], limit: int | None) -> Workload:
 
 prompts_section = section("workload", "Prompts", _workload, [
     option("--prompts path", "FILE", "Prompts: .jsonl, or one a line.", type=Path),
-    option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (with :dev: the other half)."),
-    option("--limit", "N", "Use the first N prompts only (of each set of tasks).", type=_NUMBER),
+    option("--tasks", "A,B,…", f"Tasks with checks instead: files, or {', '.join(SETS)} (NAME:dev: its other half)."),
+    option("--limit", "N", "Use only the first N prompts (of each set of tasks).", type=_NUMBER),
 ])  # fmt: skip
 comparison_options = loose("What to compare", [
     option("--modes", "A,B,…", "Modes, separated by commas; also gate=G;k=N;hand-back=H;style=S "
            f"(default: {_MODES}).", type=str),
-    option("--repetitions", "N", "Runs of each.", type=_NUMBER, default=1),
-    option("--emulate-rtt emulated_rtt_ms", "MS", "With --cloud on this machine: over an emulated link with this round "
-           "trip.", type=click.FloatRange(min=0)),
-    option("--execution", None, "As in generate.", type=Execution),
+    option("--repetitions", "N", "Runs of each prompt in each mode.", type=_NUMBER, default=1),
+    option("--emulate-rtt emulated_rtt_ms", "MS", "With --cloud on this machine: emulate a link with this round trip "
+           "time.", type=click.FloatRange(min=0)),
+    option("--execution", None, "See generate.", type=Execution),
     option("--calibration", "FILE", "Use FILE for calibrated gates.", type=Path),
     option("--share-audio", None, "Part of recordings that the target gets.", type=ShareAudio, default="features"),
     option("--run-code", None, "Run code that models write for tasks, in bubblewrap or Docker.", is_flag=True),
@@ -91,12 +91,12 @@ def compare(
     workload: Workload, cloud: CloudChoice, models: ModelChoice, decoding: DecodingChoice, modes: str | None,
     out: Path, calibration: Path | None, no_scores: bool, **fields: Any,
 ) -> None:  # fmt: skip
-    """Run prompts or tasks in several modes, in turn; write records, tables, plots and a page to DIR.
+    """Run prompts or tasks in several modes, in turn. Write records, tables, plots and a page to DIR.
 
-    With --cloud the target is the model on that server, over the real link. Texts are not scored then. Without
-    --adapter NAME the draft model is measured as it is.
+    With --cloud the target is the model on that server, over the real link; then texts are not scored. Without
+    --adapter NAME the draft model is measured without adapter.
 
-    An interrupted comparison continues where it stopped when it is started again with the same options.
+    To continue an interrupted comparison, start it again with the same options.
     """
     names = modes or (_STOCK_MODES if is_url(cloud.address or "") else _MODES)
     request = ComparisonRequest(
@@ -104,23 +104,23 @@ def compare(
         calibration=read_calibration(calibration) if calibration else None, scores=not no_scores, think=decoding.think,
         command="skydraft " + shlex.join(sys.argv[1:]), **fields,
     )  # fmt: skip
-    cloud = cloud.but(require=True)  # no text goes on alone here
+    cloud = cloud.but(require=True)  # a text without the target would not count
     with _slowed(cloud, request.emulated_rtt_ms) as cloud, alone_in(out), cloud.sides(models, None) as (edge, target):
-        assert edge and target  # as no plan does without one
+        assert edge and target  # `sides` returns both without a plan
         pair = LoadedPair(edge, target, models.options)
         _write_report(out, run_comparison(request, pair, out, lambda line: click.echo(line, err=True), counted))
 
 
 @contextmanager
 def _slowed(cloud: CloudChoice, rtt_ms: float | None) -> Iterator[CloudChoice]:
-    """The server, over an emulated link where one is wanted. Raises OptionError for one that is not here."""
+    """Put an emulated link before the server if `rtt_ms` is given. Raises OptionError for a server elsewhere."""
     if rtt_ms is None:
         yield cloud
         return
     address = cloud.address or ""
     host, port = ("", 0) if is_url(address) or not address or "," in address else parse_address(address)
     if not is_loopback(host):
-        hint = "Start skydraft serve here, and give --cloud localhost:PORT."
+        hint = "Start skydraft serve on this machine, and give --cloud localhost:PORT."
         raise OptionError("--emulate-rtt slows the link to one server on this machine.", hint=hint)
     with DelayedLink((host.strip("[]"), port), rtt_ms / 2) as link:
         yield cloud.but(link.address)
@@ -129,7 +129,7 @@ def _slowed(cloud: CloudChoice, rtt_ms: float | None) -> Iterator[CloudChoice]:
 @click.command(cls=Command)
 @click.argument("folder", type=Path)
 def report(folder: Path) -> None:
-    """Make the page, the tables and the plots in FOLDER again, from its records.jsonl. Needs no model."""
+    """Write the page, tables and plots of FOLDER again, from its records.jsonl. No model is needed."""
     _write_report(folder, folder / "records.jsonl")
 
 
@@ -143,7 +143,7 @@ def _write_report(out: Path, path: Path) -> None:
     try:
         load_pyplot()
     except MissingDependency as error:
-        click.echo(f"It has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
+        click.echo(f"The report has no plots. {error.line} Then: skydraft report {shlex.quote(str(out))}", err=True)
 
 
 _SHOWN_MEASURES = {
@@ -153,7 +153,7 @@ _SHOWN_MEASURES = {
 
 
 def _show_table(settings: Sequence[SettingFigures]) -> None:
-    """What each mode is worth, a line a mode; table.md has all measures."""
+    """Print the main measures, one line for each mode. table.md has all of them."""
     width = max((len(each.mode) for each in settings), default=4)
     click.echo(f"{'mode':<{width}}" + "".join(f"{head:>15}" for head in _SHOWN_MEASURES))
     for each in settings:
@@ -164,11 +164,11 @@ def _show_table(settings: Sequence[SettingFigures]) -> None:
 _fitted_section = section("workload", "Prompts", _together, [
     option("--prompts paths", "FILE", "Prompts: .jsonl, or one a line; can be repeated.", required=True, type=Path,
            multiple=True),
-    option("--limit", "N", "Use the first N prompts of each file only.", type=_NUMBER),
+    option("--limit", "N", "Use only the first N prompts of each file.", type=_NUMBER),
 ])  # fmt: skip
 _fitting_options = loose("Fitting", [
-    option("-n --max-new-tokens", "N", "Most tokens of a text.", type=_NUMBER, default=_MAX_NEW_TOKENS),
-    option("--out", "FILE", "File for the calibration (default: in the cache, where it is looked up).", type=Path),
+    option("-n --max-new-tokens", "N", "Longest text, in tokens.", type=_NUMBER, default=_MAX_NEW_TOKENS),
+    option("--out", "FILE", "File for the calibration (default: in the cache, where skydraft finds it).", type=Path),
 ])  # fmt: skip
 
 
@@ -177,10 +177,10 @@ _fitting_options = loose("Fitting", [
 @_fitting_options
 @models_section
 def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models: ModelChoice) -> None:
-    """Fit the gate calibrated:AGREEMENT, and with it mode auto, to a pair of models.
+    """Fit the gate calibrated:AGREEMENT, which mode auto uses, to a pair of models.
 
-    Both models answer the prompts alone, greedily, in this process. At each token the draft model's uncertainty is
-    compared with the target's choice. Use prompts like your later ones.
+    Each model answers the prompts by itself, greedily, in this process. Then the draft model's uncertainty at each
+    token is compared with the target's choice. Use prompts like your later ones.
     """
     from skydraft.gating.fitting import agreement, fit
     from skydraft.lab.learning.calibrating import label_texts, side_of
@@ -197,7 +197,7 @@ def calibrate(workload: Workload, max_new_tokens: int, out: Path | None, models:
 
 
 def keep_calibration(calibration: Calibration, out: Path | None = None) -> None:
-    """Write it, and print what mode auto takes for some agreements, before its gate adapts to a text."""
+    """Write a calibration. Print the calls of mode auto for some agreements, before its gate adapts to a text."""
     from skydraft.lab.learning.calibrating import write_calibration
 
     out, auto = write_calibration(calibration, cache_dir(), out), make_plan("auto")

@@ -1,4 +1,4 @@
-"""`skydraft doctor`: whether the models are here, load and fit together, or the server answers, and one verdict."""
+"""`skydraft doctor`: check that the models load and fit together, or that a server answers."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from skydraft.errors import SkydraftError
 from skydraft.models import KNOWN, cache_dir, present, resolve
 from skydraft.protocol.address import is_url, parse_addresses
 
-_LOOK_S = 3.0  # for a sign of life
+_LOOK_S = 3.0  # timeout of a ping
 
 
 @click.command(cls=Command)
@@ -30,8 +30,8 @@ _LOOK_S = 3.0  # for a sign of life
 def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
     """Check whether both models load and fit together.
 
-    With --cloud: check the server in place of a target on this machine. Nothing is downloaded. The exit status is 1 if
-    there is something to repair.
+    With --cloud: check the server instead of a target on this machine. Nothing is downloaded. The exit status is 1 if
+    something needs repair.
     """
     console = console_for("auto")
     models = replace(models, offline=True)
@@ -71,12 +71,12 @@ def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
 
 
 def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | None]:
-    """Open the model of this side, and return it; where it does not open, yield the step to repair that."""
+    """Open and return the model of this side. If that fails, yield a line to repair it, and return None."""
     name, *how = (models.edge_model, models.adapter, "edge") if side == "draft" else (models.target_name,)
     if side == "draft" and name == "none":
         return None
     size, room = 0, free_bytes()
-    with suppress(SkydraftError):  # the load says what is wrong
+    with suppress(SkydraftError):  # loading reports the error
         path = resolve(name, cache_dir(), offline=True)
         size = path.stat().st_size if path and path.is_file() else 0
     if room is not None and size > room and not models.options.gpu_layers:
@@ -96,7 +96,7 @@ def _servers(console: Console, choice: CloudChoice, models: ModelChoice) -> Iter
         with closing(choice.but(each).connect(models.cloud_model)) as cloud:
             try:
                 with TERMINAL.state(f"Asking {cloud.name}…"):
-                    cloud.ping(_LOOK_S)  # at first: a server that does not answer is not waited for
+                    cloud.ping(_LOOK_S)  # first, to fail soon if the server does not answer
                     console.print(f"server       {_described(cloud)}")
                     console.print(f"link         a round trip takes {cloud.ping(_LOOK_S):.1f} ms")
                     draft = models.load_edge(cloud) if models.edge_model == "none" else draft
@@ -104,17 +104,17 @@ def _servers(console: Console, choice: CloudChoice, models: ModelChoice) -> Iter
                 if gone:
                     yield f"{cloud.name} cannot be used: {gone.line}"
                 if (port := cloud.servers.all[0].drafts) and not port.most:
-                    yield f"no drafts are taken at {port.address}: check the port's address and its file of tokens"
+                    yield f"no drafts are taken at {port.address}: check the port's address and its token file"
             except SkydraftError as error:
                 yield f"{cloud.name} cannot be used: {error.line}"
 
 
 def _described(cloud: Cloud) -> str:
-    """What runs there. Raises a SkydraftError."""
+    """Describe the server and its model. Raises a SkydraftError."""
     lock = "TLS" if cloud.uses_tls else "plaintext"
     if cloud.is_stock:
         facts = cloud.facts(None)
-        assert facts is not None  # it was waited for
+        assert facts is not None  # `facts(None)` waits for an answer
         port = cloud.servers.all[0].drafts
         drafts = f"\ndrafts       up to {port.most} a step, at {port.address}" if port and port.most else ""
         return f"{cloud.name}, {cloud.kind}, {lock}\nmodel        {one_line(facts.name)}{drafts}"

@@ -36,11 +36,11 @@ _gateway_options = loose("Gateway", [
     option("--keep num_kept", "N", "Further conversations kept in memory for a quick next turn.",
            type=_COUNT, default=2),
     option("--max-queue", "N", "Requests that may wait; more get status 503.", type=_COUNT, default=64),
-    option("--allow-origins", "URL", "Let pages of this origin use it; can be repeated.", multiple=True,
+    option("--allow-origins", "URL", "Let pages of this origin use the gateway; can be repeated.", multiple=True,
            callback=lambda context, param, urls: tuple(map(as_origin, urls))),
-    option("--share-audio", None, "Part of recordings that a target on a server gets; with none only "
+    option("--share-audio", None, "Part of recordings that a target on a server gets; with none, only "
            "skydraft-edge answers about them (default: none; in this process: features).", type=ShareAudio),
-    option("--edge-only", None, "Use the draft model alone; no target is loaded.", is_flag=True),
+    option("--edge-only", None, "Use only the draft model; load no target.", is_flag=True),
     option("--log-prompts", None, "Write prompts into the log.", is_flag=True),
 ])  # fmt: skip
 
@@ -57,11 +57,11 @@ def gateway(
     system: str | None, parallel: int, num_kept: int, max_queue: int, allow_origins: tuple[str, ...],
     share_audio: ShareAudio | None, edge_only: bool, log_prompts: bool, **address: Any,
 ) -> None:  # fmt: skip
-    """Serve OpenAI's interface and a chat page, for any app on this machine.
+    """Serve OpenAI's interface and a chat page to the apps on this machine.
 
-    Point an app at http://localhost:8137/v1. Models are called skydraft and skydraft-MODE. Decoding options given here
-    are defaults for clients; without -n a chat may fill the context, without --seed seeds are random. Each option can
-    also be a variable: SKYDRAFT_GATEWAY_MAX_QUEUE for --max-queue. Ctrl-C stops the gateway.
+    Point an app at http://localhost:8137/v1. The models are skydraft and skydraft-MODE. Decoding options given here are
+    defaults for clients. Without -n a chat may fill the context; without --seed seeds are random. Each option can also
+    be an environment variable: SKYDRAFT_GATEWAY_MAX_QUEUE for --max-queue. Ctrl-C stops the gateway.
     """
     with importing("The gateway needs", "gateway"):
         from skydraft.gateway.app import Gateway, GatewayOptions
@@ -71,9 +71,9 @@ def gateway(
     at = ListenOptions(**address, has_keys=api_key_file is not None)
     keys = Keyring(api_key_file) if api_key_file else None
     if edge_only and (cloud.address or models.cloud_model or keep.audit_share > 0):
-        raise OptionError("--edge-only uses no target, but one was given or is to audit.", hint="Remove one of them.")
+        raise OptionError("--edge-only uses no target, but another option needs one.", hint="Remove one of them.")
     if models.local_only and not is_loopback(at.host):
-        raise OptionError(f"--local-only lets nothing leave this machine; --host {at.host} answers others.")
+        raise OptionError(f"--local-only lets nothing leave this machine, but --host {at.host} answers others.")
     keep.check(verifies=not edge_only)
     log_to_stderr("info" if log_prompts else "warning")
     with suppress(KeyboardInterrupt), ExitStack() as stack:  # while it loads
@@ -85,7 +85,7 @@ def gateway(
             share = share_audio or ("none" if cloud.address else "features")
             defaults = Defaults(decoding.params(), system, frozenset(decoding.values), share, decoding.think)
             access = (keys.label, keys.has_several) if keys else ()
-            hold_s = max(45.0, 15 + cloud.given.get("timeout_s", 0))  # so that a lost cloud gives an HTTP error
+            hold_s = max(45.0, 15 + cloud.given.get("timeout_s", 0))  # a lost cloud then becomes an HTTP error
             options = GatewayOptions(parallel, max_queue, hold_s, origins=allow_origins, logs_prompts=log_prompts)
             made = Gateway(pair, defaults, options, *access)
             made.names.look()
@@ -107,10 +107,10 @@ def _open(
     here = [] if models.edge_model == "none" else [models.edge_model]
     here += [] if cloud.address or edge_only else [models.target_name]
     options = models.fitted(here, num_sequences).options
-    if not options.gpu_layers:  # there each context has its buffers in the memory of the GPU
+    if not options.gpu_layers:  # on a GPU, more contexts need more of its memory
         options = replace(options, total_len=options.total_len or num_sequences * options.context_len)
     plan = make_plan("edge") if edge_only else None
-    cloud = cloud.but(fallback="start") if cloud.address else cloud  # a service comes up before its cloud does
+    cloud = cloud.but(fallback="start") if cloud.address else cloud  # the gateway may start before its cloud
     models = replace(models, options=replace(options, max_sequences=num_sequences))
     edge, target = stack.enter_context(cloud.sides(models, plan, audits=keep.audit_share > 0))
     for engine in (edge, target):
@@ -119,7 +119,7 @@ def _open(
     assert edge is not None  # as both plans draft
     if not isinstance(target, Engine | None) and (gone := target.meet(edge.vocab)):
         why = gone.message.rstrip(".")
-        goes_on = "until it is, texts go on without it, except in mode cloud"
+        goes_on = "until it is, texts are written without it, except in mode cloud"
         TERMINAL.say(f"The cloud at {target.name} was not reached ({why}); {goes_on}.")
     watching = stack.enter_context(keep.watching(edge, target))
     return Pair(edge, target, watching.observers, watching.auditor)

@@ -1,4 +1,4 @@
-"""`skydraft generate`: one prompt, streamed and coloured by origin, or as one JSON object."""
+"""`skydraft generate`: answer one prompt, as coloured text or as one JSON object."""
 
 import dataclasses
 import select
@@ -35,7 +35,7 @@ from skydraft.errors import PromptError
 from skydraft.prompts.messages import asked
 
 INTERRUPTED = 130  # the shells' status of a process ended by Ctrl-C
-_MAX_NEW_TOKENS = 512  # of a text; a caption has the general default
+_MAX_NEW_TOKENS = 512  # default for texts; captions use the general one
 _SILENT_S = 2.0  # how long to wait for the first byte of a pipe
 _RAW = option("--raw", None, "Continue PROMPT as it is, without the model's chat template.", is_flag=True)
 
@@ -54,7 +54,7 @@ def generate(
     prompt: str | None, system: str | None, raw: bool, speech: SpeechChoice, decoding: DecodingChoice,
     gate: GateChoice, cloud: CloudChoice, models: ModelChoice, output: OutputChoice, keep: KeepChoice,
 ) -> int:  # fmt: skip
-    """Answer PROMPT; - reads it from stdin. Piped text goes before any other PROMPT.
+    """Answer PROMPT; - reads it from stdin. Piped text is put before any other PROMPT.
 
     The answer goes to stdout, everything else to stderr. With --audio you can leave PROMPT out: then the answer
     describes the speaker. Ctrl-C ends the answer after the current round.
@@ -78,7 +78,7 @@ def generate(
     ):
         _show(generation, output, trace)
         if keep.auditor:
-            with suppress(KeyboardInterrupt):  # Ctrl-C ends the wait, and loses no answer
+            with suppress(KeyboardInterrupt):  # Ctrl-C ends this wait, but the answer is still printed
                 keep.auditor.finish()
         audio = recording.figures(generation, request.share_audio) if recording else None
         _finish(generation, audio, output, keep.auditor)
@@ -91,19 +91,19 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
-            if console:
-                show_tokens(console, tokens)
             if trace:
-                with suppress(OSError):  # what it held is lost only now, and a pipe holds nothing
+                with suppress(OSError):  # the old content stays until now; a pipe has none
                     trace.truncate(None if done.record.round else 0)
                 print(trace_line(done, tokens), file=trace, flush=True)
+            if console:
+                show_tokens(console, tokens)
             if interrupted and (held := generation.interrupt()) and console:
                 TERMINAL.write(harmless(held, console))
 
 
 @contextmanager
 def caught_interrupt(then: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Record the first Ctrl-C and call `then`; a second one raises KeyboardInterrupt."""
+    """Record the first Ctrl-C and call `then`. A second one raises KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -139,10 +139,10 @@ def _finish(
 
 
 def with_piped(prompt: str | None) -> str | None:
-    """The piped text, and `prompt` on the line after it, as `llm` does. Nothing is read from a terminal.
+    """Return the piped text with `prompt` on the next line, like the tool `llm`. Read nothing from a terminal.
 
-    A pipe that is silent for two seconds is left out with a notice, since it may stay so for ever. Raises PromptError
-    for bytes that are not UTF-8.
+    Ignore a pipe that is silent for two seconds, with a notice: it may never end. Raises PromptError for bytes that are
+    not UTF-8.
     """
     text = _piped()
     if not text.strip():
@@ -162,5 +162,5 @@ def _piped() -> str:
         return text
     except UnicodeError as error:
         raise PromptError("The piped text is not valid UTF-8.", hint="Convert it first, with iconv.") from error
-    except (OSError, ValueError):  # closed, only for writing, or a pipe of Windows
+    except (OSError, ValueError):  # closed, write-only, or a Windows pipe
         return ""

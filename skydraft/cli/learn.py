@@ -1,4 +1,4 @@
-"""`skydraft learn`: what was collected, what was learned from it, and taking both back."""
+"""`skydraft learn`: show, export and delete collected answers; calibrate with them; undo a training."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -27,8 +27,8 @@ folder_argument = click.argument("folder", metavar="DIR", type=Path)
 def learn() -> None:
     """Let the draft model learn a task from the target.
 
-    `learn run` teaches it from a file of prompts. What people ask is kept only where you give a command --learn DIR:
-    then prompts, answers and corrections are kept in DIR, on this machine, until you forget them.
+    `learn run` trains it on the target's answers to a file of prompts. With --learn DIR other commands collect prompts,
+    answers and corrections in DIR, only on this machine, until you run `learn forget DIR`.
     """
 
 
@@ -50,7 +50,7 @@ def status(folder: Path) -> None:
 
 def _store(folder: Path) -> Store:
     if not folder.is_dir():
-        raise OptionError(f"There are no answers: {folder} is no folder.", hint="Check its name.")
+        raise OptionError(f"There are no answers: {folder} is not a folder.", hint="Check its name.")
     return Store(folder)
 
 
@@ -59,8 +59,8 @@ def _line(target: str, draft: str, number: int, marks: Counter[str]) -> str:
     needed = f" {MIN_GENERATIONS - number} more are needed to train with them." if number < MIN_GENERATIONS else ""
     return (
         f"{number} answers of {marks.total()} tokens ({drafted}, target {one_line(short_weights(target))}).{needed}\n"
-        f"  The target wrote or confirmed {sum(marks[mark] for mark in KNOWN)} of the tokens, would have written "
-        f"{marks[WRONG]} otherwise, and has not seen {marks[UNJUDGED]}."
+        f"  The target wrote or confirmed {sum(marks[mark] for mark in KNOWN)} of the tokens, disagreed with "
+        f"{marks[WRONG]}, and has not checked {marks[UNJUDGED]}."
     )
 
 
@@ -72,7 +72,7 @@ def _written_out(num_files: int, num_bytes: int) -> str:
 @folder_argument
 @models_section
 def export(folder: Path, models: ModelChoice) -> None:
-    """Print everything collected in DIR as lines of JSON, with the text of what the draft model's tokenizer reads."""
+    """Print everything collected in DIR as lines of JSON. Texts are added if the draft model has their vocabulary."""
     store, skipped, vocab = _store(folder), Counter[str](), models.load_edge().vocab
     for lesson in store.lessons(skipped):
         entry = lesson.model_dump(by_alias=True, mode="json", exclude_defaults=True)
@@ -87,38 +87,38 @@ def export(folder: Path, models: ModelChoice) -> None:
 @folder_argument
 @models_section
 def forget(folder: Path, models: ModelChoice) -> None:
-    """Delete everything collected in DIR, or the answers that NAME learned from.
+    """Delete everything collected in DIR, or the answers that adapter NAME learned from.
 
-    What was learned from them stays; skydraft learn revert takes it back.
+    The adapter stays; skydraft learn revert undoes its training.
     """
     home = adapters.folder_of(models.edge_model, cache_dir()) / folder.name
     if is_adapter_name(str(folder)) and home.is_dir() and not (folder.is_dir() and Store(folder).files()):
         folder = home
     if not folder.is_dir():
-        raise OptionError(f"There is nothing to forget: {folder} is not there.", hint="Check its name.")
+        raise OptionError(f"There is nothing to forget: {folder} does not exist.", hint="Check its name.")
     click.echo(f"{_written_out(*Store(folder).forget())} deleted.")
-    click.echo("What was learned from them stays. To take it back: skydraft learn revert NAME")
+    click.echo("Adapters trained on them stay. To undo the last training: skydraft learn revert NAME")
 
 
 @learn.command(cls=Command)
 @click.argument("name")
 @models_section
 def revert(name: str, models: ModelChoice) -> None:
-    """Take back the last training of NAME. The three before it are kept."""
+    """Undo the last training of adapter NAME. The three trainings before it can be undone, too."""
     if adapters.revert(name, models.edge_model, cache_dir()):
-        click.echo(f"{name} is again what it was before its last training.")
+        click.echo(f"The last training of {name} was undone.")
     else:
-        click.echo(f"{name} is gone; there was none before it.")
+        click.echo(f"{name} was removed; it had no earlier training.")
 
 
 @learn.command(cls=Command)
 @folder_argument
 @models_section
 def calibrate(folder: Path, models: ModelChoice) -> None:
-    """Fit the gate calibrated:AGREEMENT, and with it mode auto, to the answers collected in DIR.
+    """Fit the gate calibrated:AGREEMENT, which mode auto uses, to the answers collected in DIR.
 
-    The draft model reads the answers again, with the adapter of --adapter NAME if one is given; the target is not
-    needed. The limits come only from answers that the adapter was not trained on.
+    The draft model reads the answers again, with --adapter NAME if given. The target is not needed. The limits come
+    only from answers that the adapter was not trained on.
     """
     store = _store(folder)
     with models.load_edge() as base:

@@ -1,4 +1,4 @@
-"""`skydraft`: the entry point, and the one place where errors become a line on stderr and an exit status."""
+"""`skydraft`: the entry point. Only here do errors become a line on stderr and an exit status."""
 
 import io
 import os
@@ -26,10 +26,10 @@ from skydraft.errors import SkydraftError
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, "-V", "--version", prog_name="skydraft")
 def cli() -> None:
-    """A small model drafts, a gate decides what is checked, a large model checks that.
+    """A small model drafts text, and a large model checks it. A gate can choose which parts to check.
 
-    The small one is called the draft model, on the edge (this device). The large one is called the target; it is in
-    the cloud if it runs on a server.
+    The small one is called the draft model; it runs on the edge (this device). The large one is called the target; it
+    runs here or on a server (the cloud).
 
     \b
     skydraft models fetch qwen2.5-coder-0.5b qwen2.5-coder-1.5b
@@ -46,19 +46,19 @@ for command in (generate, chat, gateway, serve, models, doctor, caption, compare
 
 
 def main(args: Seq[str] | None = None) -> None:
-    """Run a command and exit. A terminal that closes (SIGHUP) ends it as SIGTERM does, except under `nohup`."""
+    """Run a command and exit. Treat SIGHUP (a closed terminal) like SIGTERM, except under `nohup`."""
     if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
     sys.exit(run(args))
 
 
 def run(args: Seq[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0 on success, 2 on wrong use, 1 on failure, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 on success, 1 on failure, 2 on wrong use, 130 after Ctrl-C."""
     _fill_streams()
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() == "utf-8":
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors=sys.stdin.errors)  # without a byte order mark
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors=sys.stdin.errors)  # drops a byte order mark
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+        sys.stdout.reconfigure(errors="replace")  # a question mark for characters that the terminal cannot show
     try:
         status = cli.main(args, prog_name="skydraft", standalone_mode=False)
         sys.stdout.flush()
@@ -78,7 +78,7 @@ def run(args: Seq[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail("Interrupted.", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output is gone; the interpreter must not report that again at exit.
+        # The reader of our output has closed the pipe. The interpreter must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -86,10 +86,10 @@ def run(args: Seq[str] | None = None) -> int:
 
 
 def _fill_streams() -> None:
-    """Let streams that the shell closed (`2>&-`) lead nowhere: each open takes the number that is free."""
+    """Replace streams that the shell closed (`2>&-`) by the null device. Each open takes the lowest free number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  as long as the process
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open until the process ends
 
 
 def _fail(message: str, status: int) -> int:

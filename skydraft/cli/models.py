@@ -19,7 +19,7 @@ from skydraft.models.resolve import EMBEDDED, embedded_path
 
 
 def _known(context: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, all checked before the first is used. What was made here can be removed, too."""
+    """Check all names before the first is used. `remove` also takes models that were quantized here."""
     for name in names:
         if name in EMBEDDED:
             raise UnknownModel(f"{name} comes with skydraft: it is always here and cannot be removed.")
@@ -43,7 +43,7 @@ def models(context: click.Context) -> None:
 @models.command("list", cls=Command)
 @loose("Output", [option("--json", None, "Print one JSON object: the folder, and a list of models.", is_flag=True)])
 def list_models(json: bool) -> None:
-    """Show the known and the quantized models, those of Ollama, and what they have learned."""
+    """Show the known models, quantized ones, Ollama's models, and their adapters."""
     folder, rows = cache_dir(), _rows(models_here(places()))
     if json:
         click.echo(json_line({"folder": str(folder), "models": rows}))
@@ -58,7 +58,7 @@ def list_models(json: bool) -> None:
 
 
 def _rows(here: list[StoredModel]) -> list[dict[str, Any]]:
-    """Each known, included or quantized model, those of Ollama, and others that have adapters, with their names."""
+    """Return a row for each known, included, quantized or Ollama model, and each other model with adapters."""
     adapters = all_adapters(cache_dir())
 
     def row(name: str, size: int, license: str, path: Path | None, kind: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _bytes_in(place: Path) -> int:
 @_names
 @loose("Models", [_OFFLINE, SOURCE_OPTION])
 def fetch_models(names: tuple[str, ...], **where: Any) -> None:
-    """Download known models and check them against their published hashes. A model that is here is only checked."""
+    """Download known models and check them against their published hashes. A present model is only checked."""
     wanted = [known_model(name) for name in names]
     with downloads() as progress:
         paths = [fetch_model(model, cache_dir(), progress=progress, **where) for model in wanted]
@@ -107,7 +107,7 @@ def fetch_models(names: tuple[str, ...], **where: Any) -> None:
 @models.command("path", cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def show_path(names: tuple[str, ...]) -> None:
-    """Print the file of each model that is here; without a NAME, the folder of all downloaded models and profiles."""
+    """Print the file of each named model; without NAME, the folder of downloaded models and profiles."""
     if not names:
         click.echo(cache_dir())
     for path in [embedded_path(name) if name in EMBEDDED else present_path(name, cache_dir()) for name in names]:
@@ -118,12 +118,12 @@ def show_path(names: tuple[str, ...]) -> None:
 @click.argument("model")
 @loose("Models", [
     option("--type", None, "Type of all weights.", default="q4_0", type=click.Choice(["q4_0", "q8_0"])),
-    option("--force", None, "Also a model that is as large as a target: it becomes another one.", is_flag=True),
+    option("--force", None, "Quantize even a model as large as a target; its answers will change.", is_flag=True),
 ])  # fmt: skip
 def quantize_model(model: str, type: str, force: bool) -> None:
-    """Write a GGUF model in another type, as a model of its own: MODEL-TYPE. Draft models in q4_0 are faster.
+    """Write a GGUF model in another type, as a new model MODEL-TYPE. Draft models in q4_0 are faster.
 
-    It has no calibration or adapter yet: the mode auto needs skydraft learn.
+    The new model has no calibration or adapter yet: mode auto needs skydraft learn.
     """
     with downloads() as progress:
         made = api.quantize(model, type, force=force, progress=progress)

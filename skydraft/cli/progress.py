@@ -1,4 +1,4 @@
-"""Progress of long work in several steps: bars on a terminal, and a line now and then in a file."""
+"""Show the progress of long work: bars on a terminal, occasional lines elsewhere."""
 
 import itertools
 import sys
@@ -16,18 +16,18 @@ _LINE_EVERY_S = 20.0
 
 
 class Progress:
-    """Shows one step after another: a bar for each, or a line every 20 seconds, the first after `quiet_s`."""
+    """Show one step after another: a bar for each, or a line every 20 seconds, the first after `quiet_s`."""
 
     def __init__(self, bars: rich.Progress, quiet_s: float) -> None:
         self._bars, self._quiet_s = bars, quiet_s
         self._step, self._task, self._due = "", rich.TaskID(0), 0.0
 
     def show(self, step: str, done: int, total: int, note: str = "", *, num_a_unit: int = 1, unit: str = "") -> None:
-        """`done` of `total` units of a step; a total of 0 is not known. A line says it in larger units."""
+        """Show `done` of `total` units of a step; a total of 0 is unknown. Lines count in `num_a_unit` units."""
         now = time.monotonic()
         if step != self._step:
             self._step, self._due = step, now + self._quiet_s
-            self._bars.start()  # only now: until then others may use the terminal
+            self._bars.start()  # not earlier: others may use the terminal until then
             for before in self._bars.tasks:
                 self._bars.update(before.id, visible=before.finished)
             self._task = self._bars.add_task(step, total=total or None)
@@ -40,20 +40,20 @@ class Progress:
 
 @contextmanager
 def showing(*columns: rich.ProgressColumn, quiet_s: float = 0.0) -> Iterator[Progress]:
-    """Bars with these columns, by default those of counted units."""
+    """Show bars with these columns, by default a count and times."""
     counts = rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TextColumn("left"), rich.TimeRemainingColumn()
     begin = rich.TextColumn("{task.description}"), rich.BarColumn()
     bars = rich.Progress(*begin, *(columns or counts), console=Console(stderr=True), disable=not sys.stderr.isatty())
     try:
         yield Progress(bars, quiet_s)
     finally:
-        if bars.live.is_started:  # otherwise it would write an empty line
+        if bars.live.is_started:  # else `stop` would write an empty line
             bars.stop()
 
 
 @contextmanager
 def counted(total: int, what: str, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each of `total` units; `done` units were done before."""
+    """Yield a function to call after each of `total` units. `done` units were done before."""
     units = itertools.count(done)
     with showing(quiet_s=_LINE_EVERY_S) as progress:
         progress.show(what, next(units), total)

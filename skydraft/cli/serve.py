@@ -26,18 +26,18 @@ _server_section = section("server", "Server", ServeOptions, [
     option("--insecure", None, "Allow unencrypted connections from other machines.", is_flag=True),
     option("--grace grace_s", "S", "Seconds that requests have to finish after Ctrl-C.", default=30.0),
     option("--metrics-port", "PORT", "Port of Prometheus metrics over HTTP (default: 0, off).", type=PORTS, default=0),
-    option("--execution", None, "exact: each answer is bit for bit as without other requests. throughput: one forward "
-           "for all, near ties may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+    option("--execution", None, "exact: other requests never change an answer. throughput: one forward for all, which "
+           "may change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ])  # fmt: skip
 _LOG_LEVEL = option("--log-level", None, "Lowest level in the log on stderr.",
                     type=Literal["debug", "info", "warning", "error"], default="info")  # fmt: skip
 _limits_section = section("limits", "Limits", Limits, [
     option("--max-sessions", "N", "Sessions that hold KV memory at a time.", default=_DEFAULT.max_sessions),
-    option("--max-prompt", "N", "Tokens of a prompt.", default=_DEFAULT.max_prompt),
+    option("--max-prompt", "N", "Longest prompt, in tokens.", default=_DEFAULT.max_prompt),
     option("--max-queue", "N", "Requests that may wait.", default=_DEFAULT.max_queue),
     option("--session-ttl session_ttl_s", "S", "Seconds until an unused session is closed.",
            default=_DEFAULT.session_ttl_s),
-    option("--rows-per-s", "R", "Target rows a second for one token; 0 is no limit.", default=_DEFAULT.rows_per_s),
+    option("--rows-per-s", "R", "Target rows a second for each client; 0: no limit.", default=_DEFAULT.rows_per_s),
 ])  # fmt: skip
 
 
@@ -50,7 +50,7 @@ _limits_section = section("limits", "Limits", Limits, [
 def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelChoice) -> None:
     """Let other devices use a target model on this machine. Ctrl-C finishes running requests and stops.
 
-    Each option can also be a variable: SKYDRAFT_SERVE_MAX_QUEUE for --max-queue.
+    Each option can also be an environment variable: SKYDRAFT_SERVE_MAX_QUEUE for --max-queue.
     """
     from skydraft.cloud.logs import log_to_stderr
     from skydraft.cloud.server import serve as run
@@ -77,10 +77,10 @@ def serve(server: ServeOptions, log_level: str, limits: Limits, models: ModelCho
 
 def _announcement(worker: "Worker", options: ServeOptions, port: int) -> str:
     lock = "TLS" if options.tls_cert else "plaintext"
-    door = "a token is required" if options.token_file else "open to everybody who reaches it"
+    door = "a token is required" if options.token_file else "no token is required"
     engine, execution = worker.served.engine, worker.served.execution
     return (
         f"skydraft: {engine.name} on {options.host}:{port} ({lock}, {door}); {execution}, up to "
-        f"{worker.max_rows} rows a forward; {options.limits.max_sessions} sessions of "
+        f"{worker.max_rows} rows in one forward; {options.limits.max_sessions} sessions of "
         f"{engine.context_len} tokens. Ctrl-C stops.{f' {engine.about_rows}.' if engine.about_rows else ''}"
     )

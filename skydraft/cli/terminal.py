@@ -1,4 +1,4 @@
-"""The terminal: notices and answers on one screen, tokens coloured by origin, and figures."""
+"""Write to the terminal: answers, notices, tokens coloured by origin, and figures."""
 
 import dataclasses
 import sys
@@ -24,15 +24,15 @@ from skydraft.types import Origin, Round, Token
 
 
 class Terminal:
-    """Text on stdout, notices and states on stderr: on a terminal both are the same screen."""
+    """Write text to stdout, notices and states to stderr. On a terminal both share one screen."""
 
     def __init__(self) -> None:
         self._is_open = False  # the last line has text and no line break yet
-        self._is_thought = False  # what was written last comes before an answer
+        self._is_thought = False  # the last text was a thought
         self._clear: Callable[[], object] = lambda: None  # removes the shown state, if any
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
-        """Write a text, with an empty line between what was thought and what is said."""
+        """Write a text, with an empty line between thoughts and the answer."""
         if text and self._is_thought and not is_thought:
             text = f"\n\n{text}" if text.strip() else text
         self._is_thought = is_thought if text else self._is_thought
@@ -41,7 +41,7 @@ class Terminal:
         self._is_open = not text.endswith("\n") if text else self._is_open
 
     def say(self, message: str) -> None:
-        """Write a notice to stderr on a line of its own; it replaces a shown state."""
+        """Write a notice to stderr on its own line. It replaces a shown state."""
         self._clear()
         is_one_screen = sys.stdout.isatty() and sys.stderr.isatty()
         begin = "\n" if self._is_open and is_one_screen else ""
@@ -50,7 +50,7 @@ class Terminal:
 
     @contextmanager
     def state(self, what: str, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-        """Show a state within the block, on a terminal; yields a function that removes it sooner."""
+        """Show a state on a terminal during the block. Yield a function that removes it sooner."""
         console = Console(stderr=True)
         if quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
             yield lambda: None
@@ -62,7 +62,7 @@ class Terminal:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
         self._clear = clear
-        fitted = set_cell_size(one_line(what), console.width - 1).rstrip()  # one line, which can be removed again
+        fitted = set_cell_size(one_line(what), console.width - 1).rstrip()  # `clear` can remove only one line
         click.echo(fitted, err=True, nl=False)
         try:
             yield clear
@@ -74,7 +74,7 @@ TERMINAL = Terminal()
 
 
 def console_for(color: str, *, stderr: bool = False) -> Console:
-    """A console for stdout or stderr; `color` is auto, always or never. NO_COLOR and TERM=dumb affect only auto."""
+    """Return a console. `color` is auto, always or never; NO_COLOR and TERM=dumb affect only auto."""
     given: dict[str, Any] = {"color_system": None} if color == "never" else {}
     if color == "always":
         given = {"color_system": "standard", "force_terminal": True, "no_color": False}
@@ -82,9 +82,9 @@ def console_for(color: str, *, stderr: bool = False) -> Console:
 
 
 def show_tokens(console: Console, tokens: Sequence[Token]) -> None:
-    """Write the text of tokens at once, with unchanged tabs; coloured on a terminal.
+    """Write the text of tokens at once, with unchanged tabs, coloured on a terminal.
 
-    What was thought is written on a terminal alone, dim.
+    Thoughts are written only on a terminal, dimmed.
     """
     for token in tokens:
         if token.reasoning and console.is_terminal:
@@ -96,7 +96,7 @@ def _styled(text: str, console: Console, style: str) -> str:
     text = harmless(text, console)
     if not text or not is_colored(console):
         return text
-    # But no line break, since terminals would colour the rest of its line.
+    # Do not colour a line break: terminals would colour the rest of its line.
     parsed = Style.parse(style)
     return "\n".join(parsed.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
 
@@ -106,7 +106,7 @@ def is_colored(console: Console) -> bool:
 
 
 def harmless(text: str, console: Console) -> str:
-    """A text that is safe on a terminal: a model's text must not move the cursor. Elsewhere it is unchanged."""
+    """Make a text safe for a terminal, where it must not move the cursor. Elsewhere return it unchanged."""
     return visible(text) if console.is_terminal else text
 
 
@@ -117,7 +117,7 @@ def legend(origins: Sequence[Origin]) -> Text:
 def show_summary(
     generation: Generation, color: str, auditor: Auditor | None = None, *, style: str | None = None
 ) -> None:
-    """Print the legend of colours, if colours are shown, and one line of figures to stderr."""
+    """Print one line of figures to stderr, after a legend if colours are shown."""
     console = console_for(color, stderr=True)
     if is_colored(console):
         console.print(legend(generation.origins))
@@ -132,7 +132,7 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
     ended = f"ended by {generation.finish_reason}"
     if generation.finish_reason == "length":
         is_loop = is_copying(np.array(generation.token_ids, np.int32))
-        ended += ", in words that it had said before" if is_loop else " (-n allows more)"
+        ended += ", repeating itself" if is_loop else " (-n allows more)"
     parts = (
         f"{stats.num_tokens} tokens", f"{shown} tokens/s", "one call" if calls == 1 else f"{calls or 'no'} calls",
         written and f"large model wrote {100 * written:.0f} %",
@@ -149,7 +149,7 @@ def _summary(generation: Generation, audits: AuditFigures | None) -> str:
 
 
 def trace_line(done: Round, tokens: Sequence[Token]) -> str:
-    """One round as a line of JSON: its record, the draft with its signals, and the committed tokens."""
+    """Return a round as a line of JSON: its record, its draft with signals, and the committed tokens."""
     line = dataclasses.asdict(done.record) | {
         "overhead_ms": done.record.overhead_ms, "ended_by": done.block.ended_by,
         "draft_token_ids": done.block.token_ids, "token_ids": done.token_ids, "origins": done.origins,

@@ -1,4 +1,4 @@
-"""The cloud: one target model, one judge, many sessions, behind gRPC."""
+"""The cloud: one target model that serves many sessions over gRPC."""
 
 import logging
 

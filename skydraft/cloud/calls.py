@@ -1,4 +1,4 @@
-"""How calls of a server end, and its methods of one question and one answer."""
+"""The ends of a server's calls, and its methods with one question and one answer."""
 
 import asyncio
 import logging
@@ -15,13 +15,13 @@ from skydraft.protocol.codec import VOCABULARY_WANTED, encode_info
 from skydraft.protocol.status import to_status
 from skydraft.protocol.values import GET_INFO, HEALTH, SERVING, ServerInfo
 
-QUESTION_S = 3.0  # for a question and its answer; a server that stops waits for them
+QUESTION_S = 3.0  # limit for a question and its answer; a stopping server waits for them
 RpcContext: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 Method: TypeAlias = Callable[[RpcContext], Awaitable[None]]
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """False for what gRPC logs when a client leaves just before the last status of its call is sent."""
+    """Filter gRPC's log records of clients that leave just before the last status of their call is sent."""
     return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
@@ -30,19 +30,19 @@ def authorization(context: RpcContext) -> str:
 
 
 async def abort(context: RpcContext, error: Exception) -> None:
-    """End the call with the status of an error. An unexpected error is logged; the client gets no details."""
-    if isinstance(error, grpc.aio.InternalError):  # the client has left: there is nobody to send a status to
+    """End the call with an error's status. An unexpected error is logged; the client gets no details."""
+    if isinstance(error, grpc.aio.InternalError):  # the client has left, so nobody would get a status
         raise asyncio.CancelledError
     if not isinstance(error, SkydraftError):
         log.exception("a request failed")
         error = CloudFailure("The server failed; its log says why.")
     status = to_status(error)
-    with suppress(grpc.aio.InternalError):  # it leaves now
+    with suppress(grpc.aio.InternalError):  # the client leaves now
         await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def questions(info: Callable[[], ServerInfo], vocabulary: Callable[[], bytes], keyring: Keyring) -> dict[str, Method]:
-    """The methods of one question and one answer: GetInfo, and gRPC's health check, which needs no token."""
+    """Return the methods with one question and one answer: GetInfo, and gRPC's health check, which needs no token."""
 
     async def get_info(question: bytes, context: RpcContext) -> bytes:
         keyring.label(authorization(context))
@@ -57,7 +57,7 @@ def questions(info: Callable[[], ServerInfo], vocabulary: Callable[[], bytes], k
 
 
 def _answering(how: Callable[[bytes, RpcContext], Awaitable[bytes]]) -> Method:
-    """Anybody can begin such a call and send nothing, so it has a time limit."""
+    """Make a method of `how`, with a time limit, since anybody can begin such a call and send nothing."""
 
     async def answer(context: RpcContext) -> None:
         async with within(QUESTION_S, CloudTimeout("The question did not come.")):

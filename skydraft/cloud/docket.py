@@ -1,4 +1,4 @@
-"""The docket: all jobs from arrival to last answer, the order of their turns, and their sessions.
+"""The docket: all jobs from arrival to last answer, their order, and their sessions.
 
 Only the worker's thread uses it: it calls `expire`, `admit` and `commit` around its own work.
 """
@@ -21,15 +21,15 @@ from skydraft.protocol.values import OpenCall, Opened, Stopped, VerifyCall
 from skydraft.types import Cost, Draft, DraftBlock, Verdict
 
 TICK_S = 0.5  # how often idle sessions are checked
-_LOOK_AGAIN_S = 0.01  # how often jobs without a seat try again while no other job needs work
-_TURN_ROWS = 16  # a job queues again after this many rows, so a long catch-up does not delay other jobs
+_LOOK_AGAIN_S = 0.01  # how often jobs without KV memory try again while no other job needs work
+_TURN_ROWS = 16  # a job queues again after this many rows, so that a long catch-up does not delay others
 Answer: TypeAlias = Opened | Verdict | Stopped | SkydraftError
-Deliver: TypeAlias = Callable[[Answer, bool], None]  # an answer, and whether it is the last one
+Deliver: TypeAlias = Callable[[Answer, bool], None]  # gets an answer, and whether it is the last one
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a server has done since its start. The worker's thread counts; any thread may read."""
+    """A server's counters since its start. The worker's thread counts; any thread may read."""
 
     num_blocks: int = 0  # judged
     num_drafts: int = 0  # tokens
@@ -45,7 +45,7 @@ class Totals:
         self.forward_s += seconds
 
     def judged(self, verdict: Verdict, num_drafts: int, *, is_block: bool) -> None:
-        """`is_block`: it is the verdict of a request, not of what the target writes after it."""
+        """Count a verdict. `is_block` is False for tokens that the target writes after a request's verdict."""
         self.num_blocks += is_block
         self.num_drafts += num_drafts
         self.num_accepted += verdict.num_accepted
@@ -55,10 +55,10 @@ class Totals:
 class Job:
     """A call, its owner and, from `begin` on, its session. No other job uses the session until the last answer.
 
-    `deliver` gets each answer. The job is `due` from that second on; one that writes queues again for each token.
-    A text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` come while
-    it writes; any thread may add some. Their rows are used while the owner has spare ones, so that no text gets slower
-    by its drafts.
+    `deliver` gets each answer. The job may run from the second `due` on; a writing job queues again for each token. A
+    text beyond its owner's `budget` is slowed, not ended, since opening it again would cost more. `drafts` arrive while
+    the target writes; any thread may add some. They only use rows that the owner has to spare, so that drafts never
+    slow a text.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Job:
         self.is_answered = False
         self.has_verdict = False  # the verdict was sent; the target writes now
         self.session: CloudSession | None = None
-        self.work: Verification | None = None  # the block under judgement, once the prompt is in the cache
-        self.cost = Cost()  # so far, of the answer under way
+        self.work: Verification | None = None  # the block to judge, once the prompt is in the cache
+        self.cost = Cost()  # of the next answer, so far
         self.delivers, self._drafts, self._budget = [deliver], drafts, budget
 
     @property
@@ -88,7 +88,7 @@ class Job:
             deliver(answer, is_last)
 
     def begin(self, session: CloudSession) -> Answer | None:
-        """Returns the last answer if it is known: a remembered verdict, or the tokens that were written after it."""
+        """Take a session. Returns the last answer if it is known: a stored verdict, or the last token after it."""
         self.session = session
         if isinstance(self.call, VerifyCall):
             if (known := session.recall(self.call)) is not None:
@@ -96,11 +96,11 @@ class Job:
                     return known
                 return self._say(session.written_after(self.call.base + known.num_tokens))
             session.check(self.call)
-        self.cost += session.target.take_prefill_cost()  # mostly of tokens that were in the cache
+        self.cost += session.target.take_prefill_cost()  # mostly the count of cached tokens
         return None
 
     def _writes_after(self, verdict: Verdict, block: DraftBlock) -> bool:
-        """Whether the target continues after this verdict, which then is not the last answer and is sent."""
+        """Send the verdict if the target continues after it; returns whether it does."""
         self.num_to_write *= verdict.hands_over(block)
         self.has_verdict = self.num_to_write > 0
         if self.has_verdict:
@@ -108,7 +108,7 @@ class Job:
         return self.has_verdict
 
     def _say(self, verdicts: Iterable[Verdict]) -> Verdict | None:
-        """Deliver what the target wrote after the verdict; the last answer is returned."""
+        """Deliver tokens that the target wrote after the verdict; returns the last answer."""
         for verdict in verdicts:
             self.num_to_write = max(self.num_to_write - verdict.num_tokens, 0)
             if verdict.finish is not None or not self.num_to_write:
@@ -117,7 +117,7 @@ class Job:
         return None
 
     def ready(self) -> Answer | None:
-        """Begin to judge, as the prompt is in the cache; a call without a block gets its answer here."""
+        """Begin to judge, once the prompt is in the cache. Returns the answer to an opening, else None."""
         target = self.target
         if isinstance(self.call, OpenCall):
             return Opened(target.base, self.cost)
@@ -128,7 +128,7 @@ class Job:
         return None
 
     def drafts(self) -> tuple[int, ...]:
-        """The drafts that a forward may judge with the next token that the target writes."""
+        """Return the drafts that a forward may judge together with the target's next token."""
         assert self.session is not None
         branch, text = self.session.branch, self.target.generated
         while self._drafts:
@@ -138,7 +138,7 @@ class Job:
         return waiting[: self.num_to_write - 1] if may_draft else ()
 
     def with_drafts(self, token_ids: tuple[int, ...]) -> tuple["Job", Verification, TokenIds]:
-        """The feed of the next token that the target writes, with drafts after it."""
+        """Return the feed for the target's next token, with drafts after it."""
         self.work = work = self.target.begin(DraftBlock(self.target.base, token_ids), ())
         feed = work.next_feed(len(token_ids) + 1)
         assert feed is not None  # nothing is judged yet
@@ -157,14 +157,14 @@ class Job:
         verdict = self.target.commit(done, replace(self.cost, queue_ms=queue_ms))
         totals.judged(verdict, len(done.block.token_ids), is_block=not self.has_verdict)
         if verdict.finish:
-            self.target.close()  # a finished text gives its seat back
+            self.target.close()  # a finished text needs no KV memory
         if self.has_verdict:
             drafts = done.block.token_ids
             pause_s = self._budget.charge(self.owner, len(drafts) + 1)
             verdict = replace(verdict, draft_ids=drafts, branch=self.session.branch.number if drafts else 0)
             return self._say([verdict]) or self._go_on(now + pause_s)
         self.session.last = (self.call, verdict)
-        # The rows of the verdict were charged with the request.
+        # The request was charged for the verdict's rows.
         return self._go_on(now) if self._writes_after(verdict, done.block) else verdict
 
     def _go_on(self, due: float) -> Answer | None:
@@ -179,8 +179,8 @@ Batch: TypeAlias = list[tuple[Job, Verification, TokenIds]]
 class Docket:
     """The open jobs of a server. Each job gets exactly one last answer; a session serves one job at a time.
 
-    Owners get equal shares: jobs of the owner with the fewest rows go first, and of one owner's jobs the oldest.
-    The service limits how many jobs may wait.
+    Owners get equal shares: the owner with the fewest rows goes first, with its oldest job. The service limits the
+    number of waiting jobs.
     """
 
     def __init__(self, served: ServedModel, limits: Limits, clock: Callable[[], float]) -> None:
@@ -202,25 +202,26 @@ class Docket:
         return frozenset(job.key for job in self._active)
 
     def take(self, job: Job) -> None:
-        """A repeated job shares the answer of the first; a superseding job ends the older one."""
+        """Add a job. A repeated job shares the first one's answer; a newer job for the same session ends the older."""
         with self.failing(job):
             if self.is_stopping:
                 raise CloudDraining("The server is shutting down.")
-            self.sessions.check(job.call)  # here, as `admit` may try a job many times
+            self.sessions.check(job.call)  # once here, since `admit` may try a job many times
         if job.is_answered:
             return
         for other in self.jobs:
             writes = other.num_to_write > 0
             if (other.owner, other.call) == (job.owner, job.call) and not writes and not job.num_to_write:
-                other.delivers += job.delivers  # one answer serves both; a text that is written has one reader
+                other.delivers += job.delivers  # one answer serves both; a writing job has a single reader
                 return
             if other.key == job.key and (writes or job.call.epoch > other.call.epoch):  # nobody waits for it any more
-                self.end(other, SessionNotFound(f"Session {job.call.session} was asked for something else."))
+                self.end(other, SessionNotFound(f"Session {job.call.session} has a newer request."))
         self.work_done.enter(job.owner, (other.owner for other in self.jobs))
         self._waiting.append(job)
 
     def stop_writing(self, job: Job) -> None:
-        """The client wants no more, or is gone. The session stays; a verdict is computed: it may be asked for again."""
+        """Stop writing: the client wants no more tokens, or has left. The session stays. A pending verdict is computed,
+        since the client may ask again."""
         job.num_to_write = 0
         if job.has_verdict and not job.is_answered:
             self.end(job, Stopped(job.target.base))
@@ -233,15 +234,15 @@ class Docket:
         self.sessions.close(key)
 
     def expire(self) -> None:
-        """Close sessions that were idle for too long; checks once per `TICK_S`."""
+        """Close sessions that were idle for too long, at most once per `TICK_S`."""
         if (now := self._clock()) >= self._next_tick:
             self._next_tick = now + TICK_S
             self.sessions.expire(self.busy)
 
     def admit(self) -> None:
-        """Give waiting jobs their sessions, as far as these are idle and seats are free."""
-        seatless: set[str] = set()  # owners without a free seat now: their further openings wait
-        # A call without an opening goes first: its session must not be evicted for another while it waits.
+        """Give waiting jobs their sessions, if these are idle and KV memory is free."""
+        seatless: set[str] = set()  # owners that get no KV memory now; their further openings wait
+        # Calls without an opening go first, so that their sessions are not evicted meanwhile.
         for job in sorted(self._waiting, key=lambda job: (job.call.opening is not None, *self._order(job))):
             is_blocked = job.key in self.busy if job.key in self.sessions else job.owner in seatless
             if not is_blocked and not self._try_to_seat(job):
@@ -250,7 +251,7 @@ class Docket:
         self.num_sessions = len(self.sessions)
 
     def _try_to_seat(self, job: Job) -> bool:
-        """False if no seat is free now; else the job has begun, or ended."""
+        """Begin or end a job; returns False if no KV memory is free now."""
         with self.failing(job):
             if (session := self.sessions.admit(job.call, job.owner, self.busy)) is None:
                 return False
@@ -263,12 +264,12 @@ class Docket:
         return True
 
     def _make_way(self, job: Job) -> None:
-        """End a text that is written, and so holds its seat for long, of an owner with more seats than the job's. Its
-        client opens it again without losing tokens."""
+        """End a writing job of an owner with more sessions than the job's owner: it would keep its KV memory long. Its
+        client opens the session again without losing tokens."""
         shares = self.sessions.shares
         for other in sorted(self._active, key=self._order, reverse=True):
             if other.has_verdict and other.owner != job.owner and shares.gives_way(other.owner, job.owner, 2):
-                self.end(other, SessionNotFound("The session made way for a client that had none."))
+                self.end(other, SessionNotFound("The session made way for another client."))
                 self.sessions.close(other.key)
                 return
 
@@ -284,13 +285,13 @@ class Docket:
         return min((job for job in self._active if job.work is None), key=self._order, default=None)
 
     def idle_s(self) -> float:
-        """Seconds for which no job needs work; infinite without jobs."""
+        """Return the seconds until a job needs work; infinite without jobs."""
         due = min((job.due for job in self._active), default=float("inf"))
         return max(min(due - self._clock(), _LOOK_AGAIN_S if self._waiting else float("inf")), 0.0)
 
     def batch(self, max_rows: int, ms: Callable[[int], float]) -> Batch:
-        """Feeds for the next forward: at most `max_rows` in all, each job once, in the order of their turns. Drafts
-        get the rows that are left over, as far as they are worth the time `ms` of these."""
+        """Return the feeds of the next forward: at most `max_rows` in all, each job once, in order. Drafts get the
+        left-over rows if they are worth their time, by `ms`."""
         feeds: Batch = []
         now, num_rows = self._clock(), 0
         for job in sorted((job for job in self._active if job.due <= now), key=self._order):
@@ -326,19 +327,19 @@ class Docket:
 
     @contextmanager
     def failing(self, job: Job) -> Iterator[None]:
-        """An error within ends this job, and no other."""
+        """End this job, and no other, if the block raises."""
         try:
             yield
         except Exception as error:
             self.fail(job, error)
 
     def fail(self, job: Job, error: Exception) -> None:
-        """End a job with an error. Unless that is a refusal, it closes the session, whose state may be inconsistent."""
+        """End a job with an error. Unless it is a refusal, close the session, whose state may be inconsistent."""
         if not isinstance(error, SkydraftError) or isinstance(error, EngineError):
             log.error("a job failed", exc_info=error)
             self.sessions.close(job.key, failed=True)
             error = CloudFailure("The server failed; its log says why.")
-        elif isinstance(error, GrammarRefused):  # it needs too much, at some token
+        elif isinstance(error, GrammarRefused):  # the grammar needs too much work at some token
             self.sessions.close(job.key, failed=True)
         self.end(job, error)
 

@@ -1,4 +1,4 @@
-"""Where a server listens: its address, its certificate, and its port, which is open while the model loads."""
+"""A server's address, certificate and port, which is open while the model loads."""
 
 import errno
 import socket
@@ -13,16 +13,16 @@ from skydraft.errors import OptionError
 from skydraft.protocol.values import FEW_FRAMES
 
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # two servers on one port would split the calls of a session
-# Of one connection, cancelled ones that were not looked at yet included: who floods takes turns with the others. The
-# texts of a device, and its pings, share one connection.
+# Per connection, unhandled cancelled calls included, so that a flood leaves room for others. All texts and pings of a
+# device share one connection.
 _MOST_CALLS = ("grpc.max_concurrent_streams", 256)
-# Calls that nobody has looked at yet; gRPC cancels those beyond.
+# Unhandled calls; gRPC cancels further ones.
 _MOST_PENDING = (("grpc.server.max_pending_requests", 400), ("grpc.server.max_pending_requests_hard_limit", 400))
-_INT32_MAX = 2**31 - 1  # of gRPC's settings
-_MESSAGE_BYTES = 256 * 1024  # of text
+_INT32_MAX = 2**31 - 1  # limit of gRPC's settings
+_MESSAGE_BYTES = 256 * 1024  # for text
 _BYTES_PER_AUDIO_TOKEN = 4 * 128 * 2  # frames, mels, half precision
 _HANDSHAKE_MS = 10_000
-_MAX_CONNECTIONS = 800  # each is an open file, of which a process may have 1,024; an idle one takes 17 KB
+_MAX_CONNECTIONS = 800  # each takes an open file (a process may have 1,024) and, if idle, 17 KB
 
 
 def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
@@ -40,7 +40,7 @@ def bind(server: grpc.aio.Server, options: ServeOptions) -> int:
 
 
 def _try(host: str, port: int) -> None:
-    """Raises OSError unless the port is free at all addresses of the host. gRPC would not say why, or leave one out."""
+    """Raise OSError unless the port is free at all addresses of the host. gRPC gives no reason, or skips addresses."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, _, _, address in found:
         try:
@@ -48,7 +48,7 @@ def _try(host: str, port: int) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE or len(found) == 1:  # one of several may be of another machine
+            if error.errno == errno.EADDRINUSE or len(found) == 1:  # one of several may belong to another machine
                 raise
 
 
@@ -61,15 +61,15 @@ def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
 
 
 class Listener:
-    """The port of a server and who may come in, from before its model is loaded to the end.
+    """The port and keys of a server, from before its model is loaded to the end.
 
     Call `start`, then `stop`, on one event loop. Connections made before the model is loaded stay. A model that takes
-    audio gets larger messages. Raises OptionError for a wrong file of tokens.
+    audio allows larger messages. Raises OptionError for an invalid token file.
     """
 
     def __init__(self, options: ServeOptions, *, takes_audio: bool) -> None:
         self._options = options
-        of_audio = _BYTES_PER_AUDIO_TOKEN * options.limits.max_prompt if takes_audio else 0  # they come in one message
+        of_audio = _BYTES_PER_AUDIO_TOKEN * options.limits.max_prompt if takes_audio else 0  # all in one message
         self._most_bytes = min(_MESSAGE_BYTES + of_audio, _INT32_MAX)
         self.keyring = Keyring(options.token_file)
         self.calls = Calls()
@@ -78,12 +78,12 @@ class Listener:
 
     async def start(self) -> int:
         """Bind; returns the port. Raises OptionError."""
-        idle_ms = int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))  # of a connection without a call
+        idle_ms = int(min(self._options.limits.session_ttl_s * 1e3, _INT32_MAX))  # for a connection without a call
         self._server = server = grpc.aio.server(options=[
             ("grpc.max_receive_message_length", self._most_bytes), ("grpc.max_connection_idle_ms", idle_ms),
             _ONE_LISTENER, *FEW_FRAMES, *_MOST_PENDING, _MOST_CALLS,
             ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.min_ping_interval_without_data_ms", 1000),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for what is not even HTTP/2
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),  # also for clients that speak no HTTP/2
             ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
         ])  # fmt: skip
         self.calls.answer_at(server)
@@ -92,7 +92,7 @@ class Listener:
         return self.port
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and end the others after `grace_s` seconds, unless it was stopped before."""
+        """Refuse new calls, and end the others after `grace_s` seconds. A second call changes nothing."""
         server, self._server = self._server, None  # gRPC would crash the second time
         if server is not None:
             await server.stop(grace_s)

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, with session and round; prompts and texts only on request."""
+"""Logs: one JSON object a line, with session and round, without prompts and texts."""
 
 import logging
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Prometheus metrics; the speculation counters have vLLM's names with our prefix."""
+"""Prometheus metrics. The speculation counters have vLLM's names with our prefix."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +10,7 @@ from skydraft.cloud.docket import Docket
 
 
 class Metrics(Collector):
-    """What a docket has counted, as of each scrape, and its calls by (path, outcome)."""
+    """The counters of a docket at each scrape, and the number of ended calls by (path, outcome)."""
 
     def __init__(self, model: str, docket: Docket, num_ended: Mapping[tuple[str, str], int]) -> None:
         self._model, self._docket, self._num_ended = model, docket, num_ended
@@ -37,8 +37,8 @@ class Metrics(Collector):
         yield calls
 
     def serve(self, port: int, host: str) -> None:
-        """Serve them from a new thread until `close`. Raises OSError."""
-        registry = CollectorRegistry()  # nothing is global
+        """Serve the metrics from a new thread until `close`. Raises OSError."""
+        registry = CollectorRegistry()  # instead of the global one
         registry.register(self)
         self._server, _ = start_http_server(port, host, registry)
 

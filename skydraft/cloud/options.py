@@ -12,7 +12,7 @@ from skydraft.protocol.address import DEFAULT_PORT, check_encrypted
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """`port` 0 takes a free port; `metrics_port` 0 serves no metrics. Plaintext beyond this machine needs `insecure`.
-    At the end, open requests have `grace_s` seconds to finish. `execution` None is what the engine does by itself."""
+    At the end, open requests have `grace_s` seconds to finish. `execution` None is the engine's default."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT

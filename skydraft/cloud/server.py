@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 class CloudServer:
-    """Serves one worker on one port; call `start`, then `stop`, on one event loop. `listener` may listen already."""
+    """Serves one worker on one port. Call `start`, then `stop`, on one event loop. `listener` may listen already."""
 
     def __init__(self, worker: Worker, options: ServeOptions, listener: Listener | None = None) -> None:
         self._worker, self._options = worker, options
@@ -46,8 +46,8 @@ class CloudServer:
         )  # fmt: skip
 
     async def start(self) -> int:
-        """Begin to answer; returns the port, which is bound now if it was not before."""
-        self._worker.served.engine.vocab.classes  # noqa: B018  computed now, not in the first session
+        """Begin to answer; binds the port if the listener has not; returns it."""
+        self._worker.served.engine.vocab.classes  # noqa: B018  computed before the first session
         port = self._listener.port or await self._listener.start()
         self._thread.start()
         return port
@@ -66,12 +66,12 @@ class CloudServer:
         stopping.cancel()
         has_died = died.done()
         await self.stop(0.0 if has_died else self._options.grace_s)
-        await died  # else the loop may end before it
+        await died  # otherwise the loop may end before this task
         if has_died:
             raise EngineError("The worker thread failed; the log says why.", hint="Start the server again.")
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, wait `grace_s` for open sessions, and end the worker. Then the engine may be closed."""
+        """Refuse new calls, give open sessions `grace_s`, and end the worker. Then the engine may be closed."""
         sessions = self._service.drain()
         stopping = asyncio.ensure_future(self._listener.stop(grace_s))
         if sessions:
@@ -85,13 +85,13 @@ class CloudServer:
 
 @contextmanager
 def loop_in_thread() -> Iterator[tuple[asyncio.AbstractEventLoop, Run]]:
-    """An event loop in a thread of its own, and what runs work there and waits for it."""
+    """Yield an event loop in its own thread, and a function that runs work there and waits for the result."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="serving", daemon=True)
 
     def run(work: Coroutine[Any, Any, Any]) -> Any:
         done = asyncio.run_coroutine_threadsafe(work, loop)
-        # A signal that comes just before a wait without end is seen only after it.
+        # Waits with a timeout, since a signal just before an endless wait would be handled only after it.
         while not wait([done], timeout=_LOOK_S).done:
             pass
         return done.result()
@@ -121,20 +121,20 @@ def serve(
 ) -> None:  # fmt: skip
     """Listen, load a model, and serve it until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    `on_ready` gets the port; `on_stop` is told of the first signal. Who connects while the model loads stays connected.
-    Raises OptionError for a port that is taken, before the model is loaded. A model that certainly takes no audio lets
-    messages be bounded from the start.
+    `on_ready` gets the worker and the port; the first signal calls `on_stop`. Clients that connect during loading stay
+    connected. Raises OptionError for a port in use, before the model is loaded. Without `may_take_audio` messages are
+    limited to texts from the start.
     """
     listener, stop = Listener(options, takes_audio=may_take_audio), asyncio.Event()
-    # The first process of a container ends at no signal without a handler.
+    # The first process of a container ignores signals without a handler.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with loop_in_thread() as (loop, run):  # loading takes the main thread, where Ctrl-C ends it
 
         def request_stop(*_: object) -> None:
-            loop.call_soon_threadsafe(on_stop)  # not here: this may have interrupted a write to the same file
+            loop.call_soon_threadsafe(on_stop)  # not here, since the signal may have interrupted a write
             loop.call_soon_threadsafe(stop.set)
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)  # the next one ends the process
+                signal.signal(number, signal.SIG_DFL)  # the next signal ends the process
 
         try:
             run(listener.start())

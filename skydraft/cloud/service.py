@@ -1,4 +1,4 @@
-"""The service: calls, bytes to jobs, answers to bytes. It checks tokens and limits; the worker computes the answers."""
+"""The service: it turns calls into jobs and answers into bytes, and checks keys and limits. The worker computes."""
 
 import asyncio
 import logging
@@ -35,13 +35,13 @@ from skydraft.protocol.values import (
 )
 from skydraft.types import Draft, Verdict
 
-_MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages that wait, before the target has written a token for them
-Answers = asyncio.Queue[tuple[Answer, bool]]  # each with a flag: this is the last one
+_MAX_DRAFTS = MAX_KEPT + MAX_AHEAD  # messages with drafts ahead of the target's tokens
+Answers = asyncio.Queue[tuple[Answer, bool]]  # answers, and whether each is the last
 
 
 class Calls:
-    """The calls of a server, by the paths of its methods; until it has some, each is told that the model loads. gRPC
-    keeps the calls that nobody has looked at yet apart by these paths: floods of one method delay no other.
+    """The calls of a server, by method path. Calls before the model is loaded get an error. gRPC queues unhandled calls
+    by path, so a flood of one method delays no other.
 
     `num_ended` counts calls by (path, "ok" or the name of the error).
     """
@@ -52,7 +52,7 @@ class Calls:
         logging.getLogger("grpc._cython.cygrpc").addFilter(is_news)
 
     def answer_at(self, server: grpc.aio.Server) -> None:
-        """Has to be called before the server starts."""
+        """Register the methods; call this before the server starts."""
         for path in (SESSION, GET_INFO, HEALTH):
             service, _, method = path[1:].partition("/")
             server.add_registered_method_handlers(service, {method: self._handler(path)})
@@ -75,7 +75,7 @@ class Calls:
 
 
 class VerifierService:
-    """The sessions, over one worker. It parses messages itself, so a broken message gets a clear error."""
+    """Serves sessions over one worker. It parses messages itself, so that a broken message gets a clear error."""
 
     def __init__(self, worker: Worker, keyring: Keyring, options: ServeOptions) -> None:
         limits = options.limits
@@ -84,12 +84,12 @@ class VerifierService:
         self._keyring, self._limits = keyring, limits
         self._budget = RowBudget(limits.rows_per_s)
         self._streams = Streams(keyring, limits, worker.clock)
-        self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one a request, until its last answer
+        self._places = Shares(limits.max_queue, apart=keyring.has_tokens)  # one for each request until its last answer
         self._compiling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by owner
         self.drain = self._streams.drain
 
     async def session(self, context: RpcContext) -> None:
-        """Answer the requests in order. A disconnected client may come back: only a close message ends the session."""
+        """Answer requests in order. A disconnected client may come back, so only a close message ends the session."""
         with self._streams.entered(authorization(context)) as stream:
             await self._answer_all(stream, context)
 
@@ -111,9 +111,9 @@ class VerifierService:
             return await stream.requests.get()
 
     async def _read(self, stream: Stream, context: RpcContext) -> None:
-        """Put the requests of a stream into its queue, one ahead of the answers at most, and None at the end. A stop of
-        the verify under way, or a further request, ends the target's writing; another stop came too late. Drafts wait
-        beside the queue until a forward has rows for them."""
+        """Put the requests of a stream into its queue, at most one ahead of the answers, and None at the end. A stop of
+        the current verify, or a further request, ends the target's writing; a stop of an earlier verify is too late.
+        Drafts wait beside the queue until a forward has rows for them."""
         try:
             while isinstance(data := await context.read(), bytes):
                 aside, job = codec.decode_aside(data), stream.job
@@ -124,12 +124,12 @@ class VerifierService:
                     self._worker.post(partial(self._docket.stop_writing, job))
                 if aside is None:
                     stream.requests.put_nowait(data)
-                    await stream.requests.join()  # until what it asks for is under way
+                    await stream.requests.join()  # until its job has begun
         finally:
             stream.requests.put_nowait(None)
 
     def _take_draft(self, draft: Draft, stream: Stream) -> None:
-        """Keep drafts for the worker. A device that sends many more than a text can use is a flood."""
+        """Keep drafts for the worker. End the stream of a device that sends many more than a text can use."""
         stream.num_drafts += 1 + len(draft.token_ids) // MAX_KEPT
         if stream.num_drafts > _MAX_DRAFTS:
             error = errors.RateLimited("There are more drafts than the text can use.", retry_after_s=1.0)
@@ -138,7 +138,7 @@ class VerifierService:
             stream.drafts.append(draft)
 
     async def _answer(self, data: bytes, stream: Stream, context: RpcContext) -> bool:
-        """Answer a request; False if it closes the session."""
+        """Answer a request; returns False if it closes the session."""
         self._keyring.label(stream.authorization)  # the token may have been revoked meanwhile
         call = codec.decode_call(data, stream.session, self._context_len)
         if isinstance(call, CloseCall):
@@ -155,7 +155,7 @@ class VerifierService:
 
     async def _serve(self, call: OpenCall | VerifyCall, stream: Stream, context: RpcContext) -> None:
         stream.job, answers = self._submit(call, stream)
-        # The target is named to who does not name it.
+        # The reply names the target if the opening does not.
         target = self._worker.served.target_id if call.opening and call.opening.target is None else None
         is_first, is_last = True, False
         try:
@@ -181,7 +181,7 @@ class VerifierService:
             stream.job = None
 
     def _submit(self, call: OpenCall | VerifyCall, stream: Stream) -> tuple[Job, Answers]:
-        """The job stays if the client disconnects. Raises CloudBusy."""
+        """Submit a job, which stays if the client disconnects; returns it and its answers. Raises CloudBusy."""
         loop, owner = asyncio.get_running_loop(), stream.owner
         answers: Answers = asyncio.Queue()  # bounded by the length of a generation
 
@@ -196,7 +196,7 @@ class VerifierService:
         self._take_place(owner)
         job = Job(call, owner, deliver, self._worker.clock(), stream.drafts, self._budget)
         self._worker.post(partial(self._docket.take, job))
-        stream.requests.task_done()  # the next one may be read
+        stream.requests.task_done()  # the next request may be read
         return job, answers
 
     def _take_place(self, owner: str) -> None:
@@ -206,8 +206,8 @@ class VerifierService:
         self._places.take(owner)
 
     async def _compile(self, opening: Opening | None, owner: str) -> Any:
-        """The grammar of an opening, if any. While somebody holds it, the worker need not compile it. A slow grammar
-        delays only other grammars of its owner. Raises GrammarRefused."""
+        """Compile the grammar of an opening, if any. While the caller holds it, the worker finds it compiled. A slow
+        grammar delays only other grammars of its owner. Raises GrammarRefused."""
         if opening is None or not opening.params.grammar:
             return None
         self._take_place(owner)
@@ -222,7 +222,7 @@ class VerifierService:
             self._places.give_back(owner)
 
     def _check(self, call: OpenCall | VerifyCall) -> None:
-        """Refuse what exceeds a limit, before it waits for a seat. Raises LimitExceeded."""
+        """Raise LimitExceeded for a call beyond a limit, before it waits for KV memory."""
         num_prompt = len(call.opening.prompt.token_ids) if call.opening else 0
         num_drafts = len(call.draft_ids) if isinstance(call, VerifyCall) else 0
         num_ids = num_prompt + call.base

@@ -24,7 +24,7 @@ from skydraft.types import Reuse, Verdict
 
 _LEFT_S = 10.0  # seconds after which an idle session counts as abandoned
 Key: TypeAlias = tuple[int, str]  # number and owner: two owners may have drawn the same number
-_FINISHED_KEPT = 4  # finished sessions kept per seat, as their last verdict may be asked for again
+_FINISHED_KEPT = 4  # finished sessions to keep for each possible one, since clients may ask for the last verdict again
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +39,15 @@ class ServedModel:
 
 @dataclass(eq=False, slots=True)
 class CloudSession:
-    """One generation on the server. It holds a seat (KV memory) from its opening to its end."""
+    """One generation on the server. It holds KV memory from its opening to its end."""
 
     key: Key
     epoch: int
     opening: Opening
     target: TargetSession
     branch: Branch
-    used_at: float = 0.0  # by its last request or answer
-    last: tuple[VerifyCall, Verdict] | None = None  # kept, as the answer may get lost on the way
+    used_at: float = 0.0  # time of the last request or answer
+    last: tuple[VerifyCall, Verdict] | None = None  # kept, since the answer may get lost
 
     @property
     def owner(self) -> str:
@@ -61,7 +61,7 @@ class CloudSession:
         return verdict if same == (call.base, call.catch_up_ids, call.draft_ids, call.digest) else None
 
     def written_after(self, base: int) -> list[Verdict]:
-        """The tokens after so many, one by one, as the target wrote them."""
+        """Return the target's tokens after the first `base`, one verdict each."""
         target = self.target
         token_ids, finishes = target.generated[base:].tolist(), {target.base: target.finish}
         scores = target.scores[len(target.scores) - len(token_ids) :]
@@ -74,7 +74,7 @@ class CloudSession:
         """Raise BaseMismatch, Diverged or LimitExceeded unless the block extends exactly the committed tokens."""
         self.target.check(call.block, call.catch_up_ids)
         if digest(self.target.token_ids, np.array(call.catch_up_ids, np.int32)) != call.digest:
-            raise Diverged(f"The two sides hold different prompts, or different tokens among the first {call.base}.")
+            raise Diverged(f"The two sides have different prompts, or different tokens among the first {call.base}.")
 
 
 class Sessions:
@@ -85,11 +85,11 @@ class Sessions:
         self._limits, self._clock = limits, clock
         self._fingerprint = short_fingerprint(served.engine.vocab.fingerprint)
         self._table: dict[Key, CloudSession] = {}
-        self._worths = defaultdict[str, Worth](Worth)  # of drafts, by owner: a new session buys no new trust
+        self._worths = defaultdict[str, Worth](Worth)  # of drafts, by owner: a new session does not reset them
         self.num_evicted = 0
 
     def __len__(self) -> int:
-        """Of sessions with a seat."""
+        """Number of sessions with KV memory."""
         return len(self._seated())
 
     def _seated(self) -> list[CloudSession]:
@@ -99,8 +99,8 @@ class Sessions:
         return key in self._table
 
     def admit(self, call: OpenCall | VerifyCall, owner: str, busy: Container[Key]) -> CloudSession | None:
-        """A call's session, opened if the call has an opening; None while no seat is free. None of `busy` is evicted.
-        Raises SessionNotFound, SessionTaken, or UsageError for an opening that this server does not accept."""
+        """Return a call's session, opened if the call has an opening; None while no KV memory is free. Sessions in
+        `busy` are not evicted. Raises SessionNotFound, SessionTaken, or UsageError for an opening that is refused."""
         session, opening = self._table.get((call.session, owner)), call.opening
         if opening is None:
             if session is None or session.epoch != call.epoch:
@@ -122,9 +122,9 @@ class Sessions:
         victims = self._victims(owner, busy) if needs_victim else []
         if needs_victim and not victims:
             return None
-        target = self._new_target(opening)  # before anybody is evicted for it
+        target = self._new_target(opening)  # may raise, so it comes before an eviction
         if before is not None and takes_over:
-            target.adopt(before.target.release())  # the prompt is the same, and the rest is compared
+            target.adopt(before.target.release())  # the prompt is the same, and other tokens are compared
         else:
             if victims:
                 self.close(victims[0].key)
@@ -142,7 +142,7 @@ class Sessions:
     def _new_target(self, opening: Opening) -> TargetSession:
         if opening.target and not self._served.target_id.will_do_for(opening.target):
             runs = f"({self._served.execution}, a context of {self._engine.context_len} tokens)"
-            says = f"This server runs {self._engine.name} now {runs}: not what this text was begun with."
+            says = f"This server now runs {self._engine.name} {runs}, not the target that this text was begun with."
             raise TargetChanged(says, hint="Begin the text again, or start the server as it was.")
         return TargetSession(
             self._engine, opening.prompt, opening.params,
@@ -150,13 +150,13 @@ class Sessions:
         )  # fmt: skip
 
     def check(self, call: OpenCall | VerifyCall) -> None:
-        """Raise VocabularyMismatch if the client's vocabulary is not the target's, ProtocolError for an id outside."""
+        """Raise VocabularyMismatch for another vocabulary than the target's, ProtocolError for an unknown id."""
         token_ids = list[Seq[int]]()
         if isinstance(call, VerifyCall):
             token_ids += [call.catch_up_ids, call.draft_ids]
         if opening := call.opening:
             token_ids += [opening.prompt.token_ids, opening.committed_ids]
-            if opening.fingerprint != self._fingerprint:  # before ids: another vocabulary changes their meaning
+            if opening.fingerprint != self._fingerprint:  # checked before ids, whose meaning depends on it
                 both = f"({opening.fingerprint[:8]}) is not the target's ({self._fingerprint[:8]})"
                 says = f"The draft model's vocabulary {both}: token ids would mean different things."
                 raise VocabularyMismatch(says, hint="Choose a draft model of the target's family.")
@@ -165,10 +165,10 @@ class Sessions:
             raise ProtocolError(f"The vocabulary of {self._engine.vocab.size} tokens has no id {highest}.")
 
     def _victims(self, owner: str, busy: Container[Key]) -> list[CloudSession]:
-        """Idle sessions that may be evicted for a new one of `owner`, in the order of eviction.
+        """Return idle sessions that may be evicted for a new one of `owner`, in order.
 
-        Abandoned sessions go first, then those of the owner with the most seats, and of these the least recently
-        used. An owner with fewer seats than `owner` loses only abandoned sessions.
+        Abandoned sessions go first. Then the owner with the most sessions loses its least recently used one. An owner
+        with fewer sessions than `owner` loses only abandoned ones.
         """
         seats, left = self.shares, self._clock() - _LEFT_S
         idle = [session for session in self._seated() if session.key not in busy]
@@ -177,7 +177,7 @@ class Sessions:
         return sorted(seats.largest_first(may_go, lambda one: one.owner), key=lambda one: one.used_at >= left)
 
     def _reuse(self, opening: Opening, owner: str) -> Reuse | None:
-        """Only the owner's KV is reused, so that timing reveals no other owner's texts."""
+        """Return the KV that may be reused: only the owner's, so that timing reveals no other owner's texts."""
         scope = f"{owner}\n{opening.cache_scope}"
         return Reuse(scope, self._served.execution == "exact") if opening.cache_scope else None
 
@@ -186,7 +186,7 @@ class Sessions:
         return Shares(self._limits.max_sessions, held=(session.owner for session in self._seated()))
 
     def expire(self, busy: Container[Key]) -> None:
-        """Close sessions idle for longer than their time to live."""
+        """Close sessions that were idle for longer than their time to live."""
         latest = self._clock() - self._limits.session_ttl_s
         for session in list(self._table.values()):
             if session.used_at < latest and session.key not in busy:
@@ -194,7 +194,7 @@ class Sessions:
         self._engine.forget_kept(self._limits.session_ttl_s)
 
     def close(self, key: Key, *, failed: bool = False) -> None:
-        """Close a session, if it exists. The KV of a `failed` one is not reused."""
+        """Close a session, if it exists. The KV of a `failed` session is not reused."""
         if session := self._table.pop(key, None):
             session.target.close(failed=failed)
 

@@ -1,4 +1,4 @@
-"""The open streams of sessions: their limit, and which of them the server ends.
+"""The open streams of sessions: their limit, and the choice of streams to end.
 
 The server may end an idle stream at any time: the session stays, and the client opens another stream for it.
 """
@@ -17,13 +17,13 @@ from skydraft.cloud.docket import Job
 from skydraft.errors import CloudBusy, CloudDraining, CloudLost, SkydraftError
 from skydraft.types import Draft
 
-_STREAMS_PER_PLACE = 4  # of the queue: a client that is drafting has a stream without a request
+_STREAMS_PER_PLACE = 4  # for each place in the queue: a drafting client has a stream without a request
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """`is_busy` is set during a request, `used_at` after it. `requests` end with None; `job` is under way, and takes
-    `drafts`."""
+    """`is_busy` is set during a request, `used_at` after it. `requests` end with None. `job` is the current job, which
+    takes `drafts`."""
 
     owner: str
     authorization: str
@@ -33,7 +33,7 @@ class Stream:
     session: int = 0
     job: Job | None = None
     drafts: deque[Draft] = field(default_factory=deque)
-    num_drafts: int = 0  # messages with drafts that the tokens written since have not used up
+    num_drafts: int = 0  # messages with drafts, less the share that written tokens have used up
     is_busy: bool = False
     ended_by: SkydraftError | None = None
 
@@ -49,9 +49,9 @@ class Streams:
 
     @contextmanager
     def entered(self, authorization: str) -> Iterator[Stream]:
-        """The current task's stream. Raises NotAuthorized, CloudBusy, and the error with which the server ended it."""
+        """Yield a stream for the current task. Raises NotAuthorized, CloudBusy, and the error that ended the stream."""
         task = asyncio.current_task()
-        assert task is not None  # whatever runs on the event loop has one
+        assert task is not None  # this runs on the event loop
         owner = self._keyring.label(authorization)
         if self.is_draining:
             raise CloudDraining("The server is shutting down.")
@@ -69,7 +69,7 @@ class Streams:
             self._open.discard(stream)
 
     def _make_room(self, owner: str) -> None:
-        """End the least recently used idle stream of the owner with the most, if that is more than `owner` has."""
+        """End the least recently used idle stream of the owner with the most streams, if it has more than `owner`."""
         shares = Shares(self._most, held=(stream.owner for stream in self._open))
         if shares.num_free > 0:
             return
@@ -85,7 +85,7 @@ class Streams:
         self._open.discard(stream)
 
     def drain(self) -> set[asyncio.Task[Any]]:
-        """End idle streams, refuse new ones, and return all tasks. The service ends each busy one after its answer."""
+        """End idle streams, refuse new ones, and return all tasks. The service ends busy streams after their answer."""
         tasks = {stream.task for stream in self._open}
         self.is_draining = True
         for stream in [stream for stream in self._open if not stream.is_busy]:

@@ -1,4 +1,4 @@
-"""The worker: computes verdicts on an engine. One thread owns the engine; work comes through one queue.
+"""The worker computes verdicts on an engine. One thread owns the engine; work arrives through one queue.
 
 Read `Worker.step` first: it is the whole server without the network.
 """
@@ -18,7 +18,7 @@ from skydraft.engines.vocab import Rows
 
 
 class Worker:
-    """Serves the jobs of a docket on one engine. Any thread may call `post`. A forward holds at most
+    """Serves the jobs of a docket on one engine. Any thread may call `post`. A forward has at most
     `engine.invariant_rows` rows for exact execution, `engine.max_output_rows` for throughput."""
 
     def __init__(
@@ -30,21 +30,21 @@ class Worker:
         self.docket = Docket(self.served, limits, clock)
         self._engine, self.clock = engine, clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.post = self._inbox.put  # work that is run on the worker's thread before the next step
+        self.post = self._inbox.put  # runs work on the worker's thread before the next step
 
     def run(self) -> None:
-        """Serve until stopped. Every waiting job is answered, even after a failure."""
+        """Serve until stopped. Every waiting job gets an answer, even after a failure."""
         try:
             while not self.docket.is_stopping:
                 self.receive(self.docket.idle_s())
                 self.step()
         finally:
             self.docket.stop()
-            self.receive()  # jobs that arrived meanwhile are answered too
+            self.receive()  # also answers jobs that arrived meanwhile
             self.docket.sessions.close_all()
 
     def receive(self, idle_s: float = 0.0) -> None:
-        """Run the posted work; without any, wait for it for `idle_s` seconds at most."""
+        """Run the posted work; wait for up to `idle_s` seconds if there is none."""
         try:
             if idle_s > 0:
                 self._inbox.get(timeout=min(idle_s, TICK_S))()
@@ -62,7 +62,7 @@ class Worker:
         self.docket.commit(self._forward(batch))
 
     def _prefill(self) -> None:
-        """Feed one part of the next prompt that is not in the cache yet; other jobs get turns between the parts."""
+        """Feed one part of the next uncached prompt; other jobs run between the parts."""
         if (job := self.docket.next_prefill()) is None:
             return
         target = job.target
@@ -73,19 +73,19 @@ class Worker:
             self.docket.make_ready(job)
 
     def _forward(self, batch: Batch) -> list[Job]:
-        """Judge the rows of all jobs in one forward, or, if it fails, of each alone; returns the jobs that are done. A
-        failed forward leaves every sequence as it was."""
+        """Judge the rows of all jobs in one forward; if it fails, in one forward each. Returns the finished jobs. A
+        failed forward leaves every sequence unchanged."""
         if not batch:
             return []
         began = self.clock()
-        with self._engine.floor:  # held until the rows are judged: another forward would overwrite them
+        with self._engine.floor:  # held until the rows are judged, since another forward would overwrite them
             try:
                 rows = self._engine.extend_batch([(work.sequence, feed) for _, work, feed in batch])
             except Exception as error:
                 if len(batch) == 1:
                     self.docket.fail(batch[0][0], error)
                     return []
-                log.warning("a forward failed, and is tried one by one: %s", error)
+                log.warning("a forward failed; its jobs are tried one by one: %s", error)
                 return [done for each in batch for done in self._forward([each])]
             return self._verify(batch, rows, self.clock() - began)
 
@@ -93,7 +93,7 @@ class Worker:
         self.docket.totals.forward(sum(len(feed) for *_, feed in batch), seconds)
         done = []
         for (job, work, feed), fed in zip(batch, rows, strict=True):
-            # Drafts get rows that are left over: nobody's turn comes later for them.
+            # Drafts are not counted, since they only use left-over rows.
             self.docket.work_done.serve(job.owner, 1 if job.has_verdict else len(feed))
             job.account(len(feed), seconds, self.clock())
             with self.docket.failing(job):

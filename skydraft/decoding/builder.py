@@ -32,10 +32,10 @@ from skydraft.prompts.systems import readable
 from skydraft.prompts.thinking import settings, tags_after, template_of
 from skydraft.types import Prompt
 
-_READ_ROWS = 16  # of one forward, when the draft model reads along
+_READ_ROWS = 16  # of one forward that reads the target's tokens
 _MOST_PREDICTED = 1 << 17  # tokens
-_CHARS_READ = 8  # of a prediction, for each token of the context: a text of megabytes takes minutes
-_QUICK_S = 0.5  # for facts about the target, where a text may go on without it
+_CHARS_READ = 8  # of a prediction, for each token of the context: encoding megabytes takes minutes
+_QUICK_S = 0.5  # wait for facts about the target if the text can go on without it
 
 
 def start_generation(
@@ -43,32 +43,31 @@ def start_generation(
 ) -> Generation:
     """Start a generation. `edge` drafts, or encodes the prompt for a remote target; the plan may need only one side.
 
-    Calibrations are looked up in the folders `calibrations` and in the package. Raises UsageError before anything is
-    computed.
+    Calibrations come from the folders `calibrations` and the package. Raises UsageError before anything is computed.
     """
     parts = _Parts(request, edge, target, calibrations)
     return Generation(parts.loop(), parts.request, parts.prompts, parts.draft or edge, target, watch)
 
 
 class _Parts:
-    """The sides of one generation, what is known of them, and the parts of its loop that follow from both."""
+    """The two sides of one generation, facts about them, and the parts of its loop."""
 
     def __init__(
         self, request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path]
     ) -> None:
         self.draft, self.target, self.reader = _sides(request.plan, edge, target)
-        if request.plan.drafts and self.draft is None:  # nothing could go on alone
+        if request.plan.drafts and self.draft is None:  # no draft model, so no fallback
             request = replace(request, plan=replace(request.plan, drafts=False))
         plan, self.local = request.plan, self.target.engine if self.target else None
         self.races = self.target is not None and self.target.takes_drafts_of(self.draft)
         self.plan = plan.streaming() if self.races and plan.k is None else plan
-        self.vocab = (self.local or self.reader).vocab  # a local target decodes its text, with any draft model
+        self.vocab = (self.local or self.reader).vocab  # a local target decodes its own text
         self.request, self.prompts = prompted(request, self.reader)
         self.outage = self.target.meet_for(self.plan, self.vocab) if self.target else None
         self.facts = self._facts()
         self.gate = self._gate(calibrations)
         self.context, self.max_new_tokens = self._context()
-        self.costs: CostModel | None = None  # of two models that share their processor
+        self.costs: CostModel | None = None  # only if both models share a processor
         if self.local and self.plan.k is None and not self.races:
             draft_ms = self.draft.forward_ms[0] if self.draft else 0.0
             self.costs = CostModel(draft_ms, self.local.forward_ms, self.local.max_rows(request.execution))
@@ -78,13 +77,13 @@ class _Parts:
         drafter = self._drafter(turns) if self.draft else None
         verifier = None
         if self.target:
-            # The target reads its prompt while the draft model reads, if that begins with it.
+            # If the draft model writes first, the target reads its prompt meanwhile.
             verifier = self.target.verifier(
                 self.context, self.prompts.target, self.vocab, request,
                 drafts_first=turns.longest() > 0 or turns.reads, outage=self.outage,
             )  # fmt: skip
         copies, ahead = self._copies(), None
-        # Drafts may come where the target writes several tokens. Scores of those that do not stand would be kept.
+        # Drafts are sent only while the target writes several tokens. With scores, wrong drafts would be scored too.
         writes_on = request.plan.k is None or request.plan.back.num_tokens > 0
         if (drafter or copies) and verifier and self.races and writes_on and request.num_best is None:
             copies, ahead = None, Ahead(drafter, self.prompts.edge, verifier.draft, copies)
@@ -92,15 +91,15 @@ class _Parts:
         return SpeculativeLoop(
             self.context, drafter, self.gate, verifier, turns, self.vocab,
             falls_back=self.target is not None and self.target.falls_back(self.plan),
-            breaks_loops=request.breaks_loops and not params.grammar,  # a list of equal values is no loop
+            breaks_loops=request.breaks_loops and not params.grammar,  # a list of equal values is legitimate
             thinking=ThinkingAlong(params, self.vocab) if params.think_end else None,
             copies=copies, ahead=ahead, seats=Seats((self.draft, self.local)),
         )  # fmt: skip
 
     def _facts(self) -> TargetFacts | None:
-        """Facts about the target for a calibrated gate. None if it does not answer while the plan can wait.
+        """Return facts about the target for a calibrated gate; None if it does not answer in time.
 
-        In an outage older ones will do.
+        In an outage older facts will do.
         """
         if self.target is None or self.plan.gate.kind != "calibrated":
             return None
@@ -109,8 +108,8 @@ class _Parts:
         return self.target.facts(0 if self.outage else _QUICK_S)
 
     def _gate(self, calibrations: Iterable[Path]) -> Gate:
-        """The gate, once the draft model has the adapter for this prompt. An adapter that nobody named is left out
-        where the gate needs a calibration and has none for it."""
+        """Choose the adapter for this prompt and return the gate. An adapter that nobody named is left out if the gate
+        has no calibration for it."""
         spec, plain = self.plan.gate, self.draft
         if plain is None:
             return Gate(spec)
@@ -134,8 +133,8 @@ class _Parts:
         return Allowance(calibration, plan.gate.threshold, limit)
 
     def _context(self) -> tuple[Context, int]:
-        """The text with what it begins with, and how many tokens it may have. The model whose text it is sets the
-        limit; a draft model with a shorter context stops drafting there."""
+        """Return the context with the tokens that begin the answer, and the most tokens to generate. The author of the
+        text sets that limit; a draft model with a shorter context stops drafting there."""
         request, prompts = self.request, self.prompts
         author, read = (self.local, prompts.target) if self.target else (self.draft, prompts.edge)
         max_new_tokens = request.params.max_new_tokens
@@ -168,12 +167,12 @@ class _Parts:
             self.draft, self.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
             with_signals=request.with_signals or plan.gate.needs_signals,
             reuse=request.reuse, scores=self.context.scores,
-            # What is only drafted may be read in any parts.
+            # Drafts may be computed inexactly: the target decides.
             execution="throughput" if self.races and not plan.is_lossy else request.execution,
         )  # fmt: skip
 
     def _copies(self) -> Copies | None:
-        """Drafts without a model, where the target writes. `--k` is the rounds of the literature, which have none."""
+        """Return drafts without a model, for texts that the target writes. Classic rounds (`--k`) have none."""
         if self.request.plan.k is not None:
             return None
         most = min(self.reader.context_len, _MOST_PREDICTED)
@@ -182,11 +181,11 @@ class _Parts:
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
-    """The draft model and the target, where the plan has them; and the model that encodes the prompt."""
+    """Return the draft model and the target, if the plan has them, and the model that encodes the prompt."""
     draft, verifying = (edge if plan.drafts else None), (target if plan.verifies else None)
     if plan.drafts and edge is not None and not edge.drafts:
         if plan.is_lossy or plan.k is not None:
-            raise OptionError("Without a draft model there is no mode but lossless.", hint="Name one: --edge-model.")
+            raise OptionError("Without a draft model only mode lossless works.", hint="Name one: --edge-model.")
         draft = None
     local = verifying.engine if verifying else None
     reader = draft or local or edge
@@ -199,7 +198,7 @@ def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engi
 
 
 def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
-    """The prompts, and the request with the tags of thinking after them. Raises OptionError where it cannot be kept."""
+    """Return the request with its thinking tags, and the prompts. Raises OptionError if thinking does not apply."""
     vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
     wanted = {"--think": request.think == "on", "--think-budget": params.think_budget > 0}
     thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
@@ -223,6 +222,6 @@ def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest,
 def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:
     stopping, token_ids = Stopping(params, vocab, max_new_tokens), np.array(begun, np.int32)
     if any(stopping.finish(token_ids[:length]) for length in range(1, len(begun) + 1)):
-        raise OptionError("The answer ends within the tokens that it is to begin with.", hint="Give fewer of them.")
+        raise OptionError("The answer would end within its given first tokens.", hint="Give fewer of them.")
     if begun and Chooser(params, vocab, 0).has_left(token_ids):
-        raise OptionError("The tokens that the answer is to begin with leave its grammar.", hint="Give others.")
+        raise OptionError("The answer's given first tokens break its grammar.", hint="Give others.")

@@ -8,7 +8,7 @@ from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
 class Text:
-    """A prompt and the generated tokens after it, which `base` counts. Its views are read-only."""
+    """A prompt and `base` generated tokens after it. Its views are read-only."""
 
     def __init__(self, prompt: Seq[int], generated: Seq[int] = ()) -> None:
         self._tokens, self._prompt_len = TokenBuffer((*prompt, *generated)), len(prompt)
@@ -29,11 +29,11 @@ class Text:
 
 
 class Context(Text):
-    """The committed tokens of one generation. It grows only where it ends, or a commit raises BaseMismatch.
+    """The committed tokens of one generation. It grows only at its end; other commits raise BaseMismatch.
 
-    `num_seen` generated tokens are known to the target: all up to its last verdict. `finish` says why the text ended,
-    None before its end; one that is given ends it before its first token. `scores` are its tokens', if wanted.
-    The tokens `begun` are committed already; the target takes them as they are.
+    The target knows `num_seen` generated tokens: all up to its last verdict. `finish` says why the text ended, None
+    before its end; if given, the text ends at once. `scores` are for its tokens, if wanted. The tokens `begun` are
+    committed already; the target does not judge them.
     """
 
     def __init__(

@@ -25,17 +25,16 @@ class Step(NamedTuple):
     signals: Signals = CERTAIN
     finish: FinishReason | None = None
     is_forced: bool = False
-    is_other: bool = False  # than the model would have chosen, which went round in a cycle
-    is_copied: bool = False  # no model made it
+    is_other: bool = False  # drawn in place of a token that repeats a cycle
+    is_copied: bool = False  # copied from earlier text, not drafted by a model
 
 
 class Drafter:
     """The draft model's side of one generation; its sequence is opened at the first block.
 
     A text has at most `max_new_tokens`. If `ends_blocks` is given, a block ends after the first token at which it
-    returns True for the signals so far. `with_signals` measures signals, over the tokens that a grammar allows. A block
-    has at most `MAX_K` tokens with the forced ones. `reuse` is as in `Engine.begin`. `scores` get all rows that are
-    read.
+    returns True for the signals so far. `with_signals` measures signals, over the tokens that a grammar allows. With
+    a grammar a block has at most `MAX_K` tokens. `reuse` is as in `Engine.begin`. `scores` get all rows that are read.
     """
 
     def __init__(
@@ -52,20 +51,19 @@ class Drafter:
         self._sequence: Sequence | None = None
         self._is_closed = False
         self.compares: Callable[[int, bool | None], None] | None = None  # called with each place that is read
-        self._agrees: list[bool | None] = []  # of the tokens read so far, where others are still to be read
-        self._cost = Cost()  # that nobody was told yet
+        self._agrees: list[bool | None] = []  # for the tokens read so far, until all are read
+        self._cost = Cost()  # not yet reported in a block
 
     def room(self, length: int) -> int:
-        """Number of tokens that fit into the draft model's context after `length` tokens with the prompt."""
+        """Return how many tokens the draft model's context can take after `length` tokens, prompt included."""
         # A sequence cannot be opened with a prompt that fills the context.
         has_opened = len(self._prompt.token_ids) < self._engine.context_len
         return max(self._engine.context_len - length + 1, 0) if has_opened else 0
 
     def draft(self, prefix: TokenIds, k: int, *, begun: Seq[Step] = (), breaks_loops: bool = False) -> DraftBlock:
-        """The next tokens of the draft model alone: at most `k`, beside those that a grammar forces, which are free.
+        """Draft the next tokens: at most `k`, not counting tokens that a grammar forces.
 
-        Those of `begun`, which it has drafted already, come first. With `breaks_loops` a token that would go on with a
-        cycle is replaced by another.
+        The drafts `begun` come first. With `breaks_loops` a token that would continue a cycle is replaced.
         """
         steps, ended_by, cost = self.steps(prefix, k, () if breaks_loops else begun, breaks_loops=breaks_loops)
         token_ids, forced = tuple(step.token_id for step in steps), tuple(step.is_forced for step in steps)
@@ -78,12 +76,12 @@ class Drafter:
     def steps(
         self, prefix: TokenIds, k: int, begun: Seq[Step] = (), *, breaks_loops: bool = False
     ) -> tuple[list[Step], EndedBy, Cost]:
-        """The same, token by token: (tokens, what ended them, their cost)."""
+        """Draft as `draft` does; returns (steps, why they ended, cost)."""
         sequence, text, steps, known = self._open(), TokenBuffer(prefix), list[Step](), deque(begun)
-        self._agrees.clear()  # of a text that was to be read to its end
+        self._agrees.clear()  # an unfinished `read` ends here
         longest = min(MAX_K if self._chooser.has_grammar else k, self.room(len(prefix)))
         ended_by: EndedBy = "k"
-        num_free = 0  # tokens that were chosen
+        num_free = 0  # chosen tokens, not forced ones
         self._catch_up(sequence, prefix)
         with self._engine.floor:
             sequence.align(prefix)
@@ -109,17 +107,17 @@ class Drafter:
         return "gate" if self._ends_blocks([step.signals for step in steps if not step.is_forced]) else "k"
 
     def read(self, prefix: TokenIds) -> DraftBlock:
-        """An empty block that says which of the last tokens, not read before, this model would have written itself.
+        """Read the target's last tokens; returns an empty block with this model's agreement for each new token.
 
-        One forward is made, so a stream never waits for long; until all tokens but the last one are read, the block
-        says nothing. The next block feeds that one.
+        This makes one forward, so a stream never waits long. The agreement is empty until all tokens but the last are
+        read; the next block feeds that one.
         """
         sequence = self._open()
         sequence.align(prefix)
-        # Two rows at least: the target writes a token meanwhile.
+        # At least two rows, since the target writes another token meanwhile.
         end = min(sequence.length + max(self._max_rows, 2), len(prefix) - 1)
         while (length := sequence.length) < end:
-            with self._engine.floor:  # until the rows are read; other generations may compute between the parts
+            with self._engine.floor:  # another forward would overwrite the rows
                 rows = self._feed(sequence, prefix[:end])
                 self._agrees += [self._agrees_with(prefix[: length + 2 + i], row) for i, row in enumerate(rows)]
         agrees = tuple(self._agrees) if sequence.length == len(prefix) - 1 else ()
@@ -133,7 +131,8 @@ class Drafter:
         return self._chooser.choose(row, prefix) == int(text[-1])
 
     def _next(self, sequence: Sequence, prefix: TokenIds, *, may_choose: bool, breaks_loops: bool) -> Step | None:
-        """The next token, unless none may be chosen; a forced one is fed with the next, unless it is scored."""
+        """Return the next token, or None if it is not forced and `may_choose` is False. A forced token needs no forward
+        unless it is scored."""
         chooser, signals, forced = self._chooser, CERTAIN, self._chooser.forced(prefix)
         if forced is None and not may_choose:
             return None
@@ -161,14 +160,14 @@ class Drafter:
         return self._sequence
 
     def _catch_up(self, sequence: Sequence, prefix: TokenIds) -> None:
-        """Feed most of the text that the target wrote alone, in parts; other generations may compute between them."""
+        """Feed most of the text that the target wrote, in parts; other generations may compute between them."""
         while len(prefix) - sequence.length > _MANY_ROWS:
             with self._engine.floor:
                 sequence.align(prefix)
                 self._feed(sequence, prefix)
 
     def _feed(self, sequence: Sequence, prefix: TokenIds) -> Rows:
-        """One forward over the next uncached tokens of a prefix, as many as are exact; returns its rows."""
+        """Run one forward over the next uncached tokens of a prefix, at most `max_rows`; returns its rows."""
         began, start = time.perf_counter(), sequence.length
         pending = prefix[start : start + self._max_rows]
         rows = sequence.extend(pending)
@@ -186,7 +185,7 @@ class Drafter:
         return cost
 
     def close(self) -> None:
-        """End a running prefill or draft with an error. Any thread may call this."""
+        """Close for good: a running prefill or draft ends with an error. Any thread may call this."""
         self._is_closed = True
         if self._sequence is not None:
             self._sequence.close()

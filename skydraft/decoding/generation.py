@@ -1,4 +1,4 @@
-"""One generation for its user: rounds, tokens, text and figures; and the observers of its end."""
+"""One generation for its user: rounds, tokens, text and figures; and its observers."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ log = logging.getLogger("skydraft.decoding")
 
 
 class Observer(Protocol):
-    """Watches generations. One observer may watch several at a time, each in the thread that uses it."""
+    """Watches generations. It may watch several at a time, each called in the thread that uses it."""
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request to generate, changed or not. Called before anything is computed."""
+        """Return the request, changed or not. Called before anything is computed."""
 
     def ended(self, generation: Generation) -> None:
-        """Called once for each generation: it is complete, has failed, was cancelled, or was closed."""
+        """Called once for each generation, when it is complete, failed, cancelled or closed."""
 
 
 class Watch:
-    """The observers of one generation. No observer can end it by failing, and each sees its end once."""
+    """The observers of one generation. A failing observer cannot end it, and each sees its end once."""
 
     def __init__(self, observers: Iterable[Observer], request: GenerateRequest) -> None:
         self.request = request
@@ -60,12 +60,12 @@ class Watch:
 
 
 class Generation(AbstractContextManager["Generation"]):
-    """One generation under way. Nothing is computed before an iteration over it, or `run`.
+    """One generation. It computes while you iterate over it, or in `run`.
 
-    An iteration gives tokens as they come. Another iteration gives the same tokens from the first one on, and then
-    continues the generation if it has not ended. `text` and `token_ids` of one that nobody has begun run it to its end;
-    later they hold the state so far, as `stats` and the like always do. Its end, `close` or leaving its `with`
-    block frees the sequences; the engines stay open.
+    An iteration gives tokens as they come. Another iteration repeats them from the first, then continues the
+    generation. `text` and `token_ids` first run a generation that has not begun to its end; later they hold the state
+    so far, as `stats`, `origins` and `records` always do. Its end, `close` or leaving its `with` block frees the
+    sequences; the engines stay open.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class Generation(AbstractContextManager["Generation"]):
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
         self._rounds: list[Round] = []
         self._tokens: list[Token] = []
-        self._rest = ("", "")  # thought and text held back before an interrupt
+        self._rest = ("", "")  # (thinking, text) held back before an interrupt
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
         self._has_begun = self._is_closed = False
         self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
-        """Rounds as they are committed, each with its tokens. No round is given twice, in any iteration. An error ends
-        the generation: whoever asks for more, or for its text, gets it again."""
+        """Yield rounds as they are committed, each with its tokens and only once over all iterations. An error ends the
+        generation; later calls and `text` raise it again."""
         self._check()
         self._has_begun = True
         try:
@@ -96,16 +96,16 @@ class Generation(AbstractContextManager["Generation"]):
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            was_closed = self._is_closed  # by its user, who has what there is
+            was_closed = self._is_closed  # by its user, who may still read the text so far
             self.close()
-            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # that is how a wait is cancelled
+            if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # a cancelled wait ends like this
                 self._error = error if isinstance(error, Exception) and not was_closed else None
                 raise
         self.close()
 
     def _check(self) -> None:
         if self._error:
-            raise self._error.with_traceback(None)  # else each traceback would be kept
+            raise self._error.with_traceback(None)  # or the traceback grows with each call
 
     def scores(self, done: Round) -> tuple[Score, ...]:
         base = done.record.base
@@ -113,16 +113,16 @@ class Generation(AbstractContextManager["Generation"]):
 
     @property
     def begins(self) -> str:
-        """The text of the tokens with which the request lets it begin. It is no part of `text`, which follows it."""
+        """Text of the tokens fixed by the request as the answer's beginning. Not part of `text`."""
         return "".join(token.text for token in self._begun)
 
     def scores_of_both(self) -> tuple[tuple[Score | None, ...], tuple[Score | None, ...]]:
-        """What is known so far, for each token: scores by the draft model, and by the target."""
+        """Return (the draft model's, the target's) scores so far, for each token."""
         scores, base = self._context.scores, self._context.base
         return scores.of_both(len(self._begun), base) if scores else ((), ())
 
     def prompt_scores(self) -> Iterator[Score]:
-        """Scores of the prompt's tokens, if the request wants them, by the model whose text follows."""
+        """Yield scores of the prompt's tokens, if the request wants them, by the model that writes the text."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
         engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
         num_best = self.request.num_best if self.request.scores_prompt else None
@@ -132,7 +132,7 @@ class Generation(AbstractContextManager["Generation"]):
     def __iter__(self) -> Iterator[Token]:
         rounds, num_given = self.rounds(), 0
         while num_given < len(self._tokens) or next(rounds, None):
-            # Another iteration may have committed rounds meanwhile, so there may be more tokens than this round's.
+            # Another iteration may have committed rounds meanwhile.
             while num_given < len(self._tokens):
                 num_given += 1
                 yield self._tokens[num_given - 1]
@@ -146,7 +146,7 @@ class Generation(AbstractContextManager["Generation"]):
         return self._tokens[-1]
 
     def interrupt(self) -> str:
-        """End after the committed tokens; `finish_reason` becomes "interrupted". Returns the text held back."""
+        """End after the committed tokens, with the `finish_reason` "interrupted". Returns the text held back."""
         self._has_begun = True
         if self._context.finish is not None:
             return ""
@@ -155,8 +155,8 @@ class Generation(AbstractContextManager["Generation"]):
         return self._rest[1]
 
     def cancel(self) -> None:
-        """Make `rounds` end after the current round, or during a prefill, without an error. Any thread may call this;
-        everything else of a generation belongs to one thread."""
+        """End `rounds` after the current round, or during a prefill, without an error. Any thread may call this; all
+        other methods belong to one thread."""
         self._loop.cancel()
 
     def run(self) -> Generation:
@@ -166,7 +166,7 @@ class Generation(AbstractContextManager["Generation"]):
         return self
 
     def close(self) -> None:
-        """Free the KV memory; observers see the end."""
+        """Free the KV memory, and notify the observers."""
         self._has_begun = self._is_closed = True
         try:
             self._loop.close()
@@ -175,7 +175,7 @@ class Generation(AbstractContextManager["Generation"]):
 
     def __del__(self) -> None:
         # A dropped generation must free its sequences. This may run in any thread, even within an observer, so it calls
-        # no observers.
+        # no observer.
         self._loop.close()
 
     def __exit__(self, *_: object) -> None:
@@ -183,7 +183,7 @@ class Generation(AbstractContextManager["Generation"]):
 
     @property
     def text(self) -> str:
-        """The text so far, without special tokens, thinking and a stop string; the whole one if nobody has begun."""
+        """The text so far, without special tokens, thinking and a stop string. Runs a generation that has not begun."""
         self._settle()
         return "".join(token.text for token in self._tokens) + self._rest[1]
 
@@ -194,13 +194,13 @@ class Generation(AbstractContextManager["Generation"]):
 
     @property
     def reasoning(self) -> str:
-        """What was thought before the text, without tags; as `text`."""
+        """The thinking before the text, without tags. Runs a generation that has not begun."""
         self._settle()
         return "".join(token.reasoning for token in self._tokens) + self._rest[0]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens generated so far, an end token included; all of them if nobody has begun."""
+        """The tokens so far, an end token included. Runs a generation that has not begun."""
         self._settle()
         return tuple(token_id for done in self._rounds for token_id in done.token_ids)
 
@@ -230,7 +230,7 @@ class Generation(AbstractContextManager["Generation"]):
 
     @property
     def receipt(self) -> Receipt:
-        """What servers have seen of the prompt and of the answer from its first token on, written here or not."""
+        """The parts of prompt and answer that servers have seen, fixed first tokens included."""
         verifier, prices = self._loop.verifier, self.target.prices if self.target else None
         sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
         tokens, cost = (*self._begun, *self._tokens), prices.of(link) if prices else None
@@ -249,19 +249,19 @@ class Generation(AbstractContextManager["Generation"]):
 class TextStream:
     """Turns tokens into text, one at a time.
 
-    Text that may be the beginning of a stop string is held back until the next tokens decide. `stopped_by` is the stop
-    string of the answer that came first, the shorter one of two that begin together.
+    Text that may begin a stop string is held back until the next tokens decide. `stopped_by` is the first stop string
+    in the answer, the shorter of two that begin together.
     """
 
     def __init__(self, vocab: Vocab, stop: Seq[str] = (), tags: Tags = NO_TAGS, *, goes_on: bool = False) -> None:
         self.pieces = tagged_pieces(vocab, tags)
-        self._thought = replace(tags.begin, has_said=goes_on)  # no blank at the beginning is left out of what goes on
+        self._thought = replace(tags.begin, has_said=goes_on)  # a continued text keeps its first blanks
         self._stop = tuple(stop)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # a wrong byte stops nothing
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # goes on after a wrong byte
         self._held = self.stopped_by = ""
 
     def push(self, token_id: int) -> tuple[str, str]:
-        """What is certain now of thinking and of the answer."""
+        """Add a token; returns the (thinking, answer) text that is now certain."""
         thought, text = "", self._decoder.decode(self.pieces[token_id])
         if self._thought.phase != "answer":
             self._thought, thought, text = self._thought.then(text)
@@ -277,7 +277,7 @@ class TextStream:
         return self._release(len(self._held) - max((num_suspect(self._held, each) for each in self._stop), default=0))
 
     def finish(self) -> tuple[str, str]:
-        """The text held back at the end, without an incomplete character."""
+        """End the text; returns the (thinking, answer) text held back, without an incomplete character."""
         thought, text = self._thought.rest
         text = self._push(text)
         return _shown(thought), _shown(text if self.stopped_by else text + self._release(len(self._held)))
@@ -288,5 +288,5 @@ class TextStream:
 
 
 def _shown(text: str) -> str:
-    """With U+FFFD for wrong bytes."""
+    """Replace wrong bytes by U+FFFD."""
     return text.encode(errors="surrogateescape").decode(errors="replace")

@@ -26,10 +26,10 @@ _AHEAD = 64  # tokens that a round may add to a sequence
 class SpeculativeLoop:
     """One generation: a context that grows by verdicts and skips until it is finished.
 
-    Without a drafter every block is empty and the target writes alone; without a verifier the gate must skip each.
-    With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback. With
-    `breaks_loops` the draft model leaves a cycle where nobody checks it. `copies` draft without the model
-    where the text repeats itself. With `ahead` the target writes, and drafts go to it meanwhile.
+    Without a drafter every block is empty and the target writes alone. Without a verifier the gate must skip every
+    block. With `falls_back`, a block whose verifier is lost is committed as drafted, with the origin edge-fallback.
+    With `breaks_loops` an unchecked draft model leaves a cycle. `copies` drafts without a model if the text repeats
+    itself. With `ahead` the target writes, and gets drafts meanwhile.
     """
 
     context: Context
@@ -50,8 +50,8 @@ class SpeculativeLoop:
     _is_alone: bool = field(default=False, init=False)  # since the target was lost
 
     def rounds(self) -> Iterator[Round]:
-        """Rounds until the context is finished, each once it is committed; another call continues with the next one. It
-        waits for its turn, first and when the text gets long, where the models have no room. Raises EngineBusy."""
+        """Yield committed rounds until the context is finished; another call continues with the next one. If the models
+        have no room, wait in line, at first and when the text gets long. Raises EngineBusy."""
         room = 0.0
         while self.context.finish is None and not self.is_cancelled:
             if (needed := len(self.context.token_ids) + _AHEAD) > room and not (room := self.seats.take(needed)):
@@ -69,7 +69,7 @@ class SpeculativeLoop:
         return self.gate.reason(generated, self.context.num_seen, block, self.vocab, place)
 
     def _draft(self) -> DraftBlock:
-        """A block of the drafter; in the target's turn an empty one, with what the drafter has read along."""
+        """Return a drafted block. While the target writes it is empty, with the drafter's agreement in `read`."""
         drafter, empty = self.drafter, DraftBlock(self.context.base, ())
         if self.ahead and not self.turns.longest():
             empty = self.ahead.go(self.context)
@@ -84,7 +84,7 @@ class SpeculativeLoop:
             empty = drafter.read(self.context.token_ids)
             self.turns.read(empty.read)
         k = min(self.turns.longest(), room)
-        if not k or (self.verifier is not None and not self.verifier.stop()):  # what it wrote is committed first
+        if not k or (self.verifier is not None and not self.verifier.stop()):  # commit the target's tokens first
             return empty
         block = drafter.draft(
             self.context.token_ids, k, begun=self.ahead.pause(self.context.base) if self.ahead else (),
@@ -93,7 +93,7 @@ class SpeculativeLoop:
         return replace(block, cost=empty.cost + block.cost, read=empty.read, num_unread=empty.num_unread)
 
     def _num_to_write(self) -> int:
-        """How many tokens the target may write after its next verdict; all, if the draft model cannot go on."""
+        """Return how many tokens the target may write after its next verdict: all, if the draft model cannot go on."""
         if self.drafter is None or not self.drafter.room(len(self.context.token_ids)):
             return WRITE_ALL
         return self.turns.to_write()
@@ -113,7 +113,7 @@ class SpeculativeLoop:
         return self._commit(block, verdict, outcome, reason, began)
 
     def _block_without(self, block: DraftBlock, error: CloudError) -> DraftBlock:
-        """The block to commit without a verdict. If it is empty or goes round in a cycle, draft one now."""
+        """Return the block to commit without a verdict. If it is empty, copied or in a cycle, draft one now."""
         self._is_alone = True
         if not block.token_ids or block.is_copied or (self.breaks_loops and self._loops(block)):
             self.turns.hand_back()
@@ -130,7 +130,7 @@ class SpeculativeLoop:
     def _commit(
         self, block: DraftBlock, verdict: Verdict | None, outcome: Outcome, reason: Reason, began: float
     ) -> Round:
-        """Commit what a verdict says, or the block as drafted, and close the round. Drafting ends a block at the first
+        """Commit the verdict's tokens, or the block as drafted, and close the round. Drafting ends a block at the first
         stop, so only its last token can finish the text."""
         num_thinking = self._count_thinking()
         if verdict:
@@ -163,7 +163,7 @@ class SpeculativeLoop:
         return self.thinking.at(self.context.generated).num_thinking if self.thinking else 0
 
     def cancel(self) -> None:
-        """Begin no other round, and end a long prefill or wait. Any thread may call this."""
+        """Begin no further round, and end a long prefill or wait. Any thread may call this."""
         self.is_cancelled = True
         self.seats.end_wait()
         if self.ahead:
@@ -175,7 +175,7 @@ class SpeculativeLoop:
     def close(self) -> None:
         if self.ahead:
             self.ahead.close()
-        try:  # no ExitStack: an interrupt within it would stay in a circle of references, and keep the sequences
+        try:  # no ExitStack: an interrupt in it would leave a reference cycle that keeps the sequences
             try:
                 if self.drafter is not None:
                     self.drafter.close()

@@ -13,9 +13,9 @@ from skydraft.types import WRITE_ALL
 class Plan:
     """How a text is decoded. `mode` names the preset, if any.
 
-    Without `k` there are no rounds: the target writes, and the draft model drafts ahead of it; where both compute in
-    turn there are blocks while they pay. A plan that does not draft uses the target alone. With `ends_early` a block
-    ends where the gate escalates. With `streams` the draft model writes only where the target is lost. `make_plan`
+    `k` is the block length. With None the target writes and the draft model drafts ahead of it. If both share a
+    processor, it drafts blocks while these pay. A plan that does not draft uses the target alone. With `ends_early` a
+    block ends where the gate escalates. With `streams` the draft model writes only if the target is lost. `make_plan`
     makes plans whose parts fit.
     """
 
@@ -47,20 +47,20 @@ class Plan:
 
     @property
     def may_go_alone(self) -> bool:
-        """Whether the draft model goes on where the target is lost."""
+        """Whether the draft model continues if the target is lost."""
         return self.drafts and self.verifies
 
     def streaming(self) -> Plan:
-        """This plan at a server that checks a draft by writing: it writes from the start, as much in one call."""
+        """Return this plan with the target writing from the start, in as few calls as possible."""
         return replace(self, k=DEFAULT_K, hand_back=HandBack(WRITE_ALL), streams=True)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether it may commit a token that the target would not have written."""
+        """Whether the plan may commit a token that the target would not have written."""
         return self.gate.kind != "always"
 
     def checking_start(self) -> Plan:
-        """This plan with a target that also checks how a text begins, where blocks may be skipped."""
+        """Return this plan with a check of how a text begins, if its gate may skip blocks."""
         if not self.gate.needs_signals or START in self.gate.content_rules:
             return self
         return replace(self, gate=replace(self.gate, content_rules=(START, *self.gate.content_rules)))
@@ -69,9 +69,9 @@ class Plan:
 def make_plan(
     mode: str | None = None, gate: str | None = None, k: int | str | None = None, hand_back: str | int | None = None
 ) -> Plan:  # fmt: skip
-    """The plan of a mode, or of what overrides its own. No mode means `lossless`, or just the gate if one is given.
-    A mode in which one model works alone has no use for `k` and `hand_back`. Raises OptionError for an unknown
-    name, a value out of range, and a gate that contradicts the mode."""
+    """Return the plan of a mode; `gate`, `k` and `hand_back` override the mode's own. Without a mode it is `lossless`,
+    or the gate alone if given. Modes with one model ignore `k` and `hand_back`. Raises OptionError for an unknown name,
+    a value out of range, or a gate that contradicts the mode."""
     name = mode or ("lossless" if gate is None else "")
     given_k = parse_k(k) if k is not None else DEFAULT_K
     given_back = parse_hand_back(0 if hand_back is None else hand_back)

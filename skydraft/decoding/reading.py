@@ -13,12 +13,10 @@ T = TypeVar("T")
 
 
 class TextReader(Generic[T]):
-    """Reads texts that answer a prompt: at each token what the model would have chosen, and how its row looks.
+    """Reads answers to a prompt: for each token it returns the model's own choice and the result of `look`.
 
-    What a text shares with the one before is not computed again.
-
-    Each forward has at most `invariant_rows` rows, so choices are bit for bit those of the model decoding alone.
-    `look` gets the raw logits [vocab] at a token, and the token; what it says stands beside the model's choice.
+    A beginning shared with the last text is not computed again. Each forward has at most `invariant_rows` rows, so the
+    choices equal plain decoding bit for bit. `look` gets the raw logits [vocab] at a token, and the token.
     """
 
     def __init__(self, engine: Engine, prompt: Prompt, params: DecodingParams, look: Callable[[Any, int], T]) -> None:

@@ -19,21 +19,18 @@ class GenerateRequest:
     """A conversation to answer, and the settings of the answer.
 
     `raw` continues the text of the last message without the chat template. `tools` are in OpenAI's format. `think`
-    turns thinking on or off where the template can, "auto" is as it does by itself; `settings` are further values for
-    the template. With
-    `share_audio` "none" no recording goes to a target, so none can check. `execution` None is what the target's engine
-    or server does by itself. `calibration` None looks up the pair's own if the gate needs one.
-    With a `cache_scope` both sides keep the KV of the prompt for later requests of that scope, and reuse that of
-    earlier ones; the text does not change. With `num_best` each token is scored, beside so many of the best ones of its
-    place; with `scores_prompt` those of the prompt are scored too, and without `writes` they alone. The answer begins
-    with the tokens `begun`, which are final, and no part of what is written. Where `begun_is_prompt` they belong to
-    the prompt instead: that is read faster, but noise and rules begin after it. With `shares_target` other owners use
-    the target too: nothing is told of its cache if they share that. With `local_only` nothing of the text leaves this
-    device: no server is asked. `adapter` is the draft model's, by name or file; "auto" is the one for prompts that
-    begin as this one does, if any, "none" is none, and None is what the draft model was loaded with. With `is_audited`
-    the target reads the finished answer, which changes nothing in it. With `breaks_loops` the draft model leaves a
-    cycle that it wrote twice where nobody checks it. `prediction` is a text that the answer may have parts of. Raises
-    PromptError or OptionError.
+    turns thinking on or off if the template can; "auto" leaves it to the template. `settings` are further values for
+    the template. With `share_audio` "none" no recording goes to a target, so none can check. `execution` None is the
+    default of the target's engine or server. `calibration` None looks up the pair's own if the gate needs one.
+    With a `cache_scope` both sides keep and reuse the KV of prompts of that scope; the text does not change. With
+    `num_best` each token is scored, with that many of the best tokens at its place. `scores_prompt` also scores the
+    prompt; without `writes` only the prompt is scored. The answer begins with the tokens `begun`, which are final. If
+    `begun_is_prompt`, they belong to the prompt: they are read faster, but noise and rules begin after them.
+    With `shares_target` other owners use the target too, so figures of a shared cache stay hidden. `local_only` keeps
+    the text on this device. `adapter` is the draft model's, by name or file. "auto" picks the one whose prompts begin
+    like this one, "none" none; None is the setting of `load`. With `is_audited` the target reads the finished answer,
+    without changing it. With `breaks_loops` an unchecked draft model leaves a cycle that it wrote twice. The answer may
+    repeat parts of the text `prediction`. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -68,7 +65,7 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) or not isinstance(self.params, DecodingParams):
-            raise OptionError("The plan and the parameters of a text come from make_plan and decoding_params.")
+            raise OptionError("The plan must come from make_plan, the parameters from decoding_params.")
         if not self.messages and not self.prompt_ids:
             raise PromptError("There is no prompt.", hint="Give a prompt, or a recording (--audio).")
         texts = [(each.content, each.more) for each in self.messages], self.params.stop, self.params.think_end

@@ -23,7 +23,7 @@ from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Reuse, Ver
 class TargetFacts:
     """Facts about a target before a text begins: its name and the fingerprint of its weights.
 
-    A server without skydraft tells no fingerprint: `weights` is then `named_weights` of its model, "" if it names none.
+    A server without skydraft has no fingerprint: `weights` is then `named_weights` of its model, "" without a name.
     """
 
     name: str
@@ -33,9 +33,9 @@ class TargetFacts:
 class Target(Protocol):
     """The verifying side of a generation: an engine in this process, or a cloud.
 
-    `engine` is the model, if it is in this process: its context bounds the text. It `is_exact` if its tokens do not
-    depend on what else is computed with them. `prices` are those of its tokens, if they are sold. A generation that
-    `falls_back` continues alone if its verifier is lost.
+    `engine` is the model, if it is in this process: its context bounds the text. It `is_exact` if other work in the
+    same forwards cannot change its tokens. `prices` are the prices of its tokens, if known. A generation that
+    `falls_back` continues with the draft model if its verifier is lost.
     """
 
     @property
@@ -45,28 +45,28 @@ class Target(Protocol):
     def is_exact(self) -> bool: ...
 
     def takes_drafts_of(self, draft: Engine | None) -> bool:
-        """Whether drafts of this model, or copies without one, may come while it writes: it computes elsewhere."""
+        """Whether the target takes drafts of this model (or copies) while it writes: both compute at the same time."""
 
     @property
     def prices(self) -> Prices | None: ...
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Facts about the target; None if it does not answer within `wait_s` seconds. With `wait_s` None this waits as
-        long as an answer may take; with 0 it sends nothing. Raises CloudError."""
+        """Return facts about the target; None if it does not answer within `wait_s` seconds. Without `wait_s` wait as
+        long as an answer may take; with 0 send nothing. Raises CloudError."""
 
     def falls_back(self, plan: Plan) -> bool: ...
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
-        """Why a text of this plan has to begin alone; None if it has not. Raises CloudError if it must not, or where
-        waiting is no cure."""
+        """Connect. Return the outage if a text of this plan must begin without the target, else None. Raises CloudError
+        if it must not begin without, or if waiting cannot help."""
 
     def verifier(
         self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
         outage: CloudError | None = None,
     ) -> Verifier:  # fmt: skip
-        """The verifier of one generation with the committed tokens `context`, for the target's `prompt`. Ids belong to
-        `vocab`. Without `drafts_first` the first round asks for a token of the target; with an `outage` the text begins
-        alone."""
+        """Return the verifier of one generation with the committed tokens `context`, for the target's `prompt`. Ids
+        belong to `vocab`. Without `drafts_first` the first round asks for a token of the target. With an `outage` the
+        draft model begins the text."""
 
 
 class LocalTarget:
@@ -105,7 +105,7 @@ def target_of(cloud: Engine | Target, execution: Execution | None = None) -> Tar
 
 class LocalVerifier(TargetSession):
     """Verifies with an engine in this process; its sequence is opened at the first verification. `max_rows` bounds the
-    rows of one forward: at most `engine.invariant_rows` make every verdict bit-exact."""
+    rows of one forward. Verdicts are bit-exact up to `engine.invariant_rows`."""
 
     def __init__(
         self, engine: Engine, prompt: Prompt, params: DecodingParams, *, max_rows: int,
@@ -123,14 +123,14 @@ class LocalVerifier(TargetSession):
         self._came = came
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
-        """The verdict. What the target writes after it is computed when it is asked for. Raises as `check` does."""
+        """Return the verdict. Further tokens are computed when the loop asks for them. Raises like `check`."""
         self.check(block, catch_up)
         self.called = bool(block.token_ids) or not self._num_to_write
         block = block if self.called else DraftBlock(block.base, self._drafts_that_pay())
         cost = Cost() if self.is_seated else self._open()
         work = self.begin(block, catch_up)
         while (token_ids := work.next_feed(self._max_rows)) is not None:
-            with self._engine.floor:  # until the rows are read; other generations may compute between the parts
+            with self._engine.floor:  # another forward would overwrite the rows
                 began = time.perf_counter()
                 rows = work.sequence.extend(token_ids)
                 cost += Cost(1, len(token_ids), forward_ms=(time.perf_counter() - began) * 1e3)
@@ -143,7 +143,7 @@ class LocalVerifier(TargetSession):
         return verdict if self.called else replace(verdict, draft_ids=block.token_ids, branch=self._branch.number)
 
     def _drafts_that_pay(self) -> tuple[int, ...]:
-        """Drafts that may follow the text and are worth their rows."""
+        """Return drafts that may follow the text and are worth their rows."""
         while self._drafts:
             self._branch.take(self._drafts.popleft(), self.generated)
         token_ids = self._branch.after(self.generated)[: self._num_to_write - 1]
@@ -152,7 +152,7 @@ class LocalVerifier(TargetSession):
         return token_ids[:num]
 
     def _open(self) -> Cost:
-        """Put the prompt into the cache; returns the cost."""
+        """Fill the cache with the prompt; returns the cost."""
         sequence = self._engine.begin(self._prompt.token_ids, self._prompt.media, self._reuse)
         self.adopt(sequence)
         if self._is_closed:
@@ -172,7 +172,7 @@ class LocalVerifier(TargetSession):
         return self.link
 
     def close(self, *, failed: bool = False) -> None:
-        """For good: a running prefill or verification ends with an error. Any thread may call this."""
+        """Close for good: a running prefill or verification ends with an error. Any thread may call this."""
         self._is_closed = True
         super().close(failed=failed)
 

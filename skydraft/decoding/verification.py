@@ -1,4 +1,4 @@
-"""The target accepts the drafted tokens that it would have written itself, and adds one: by the prefix alone."""
+"""The target accepts the drafted tokens that it would have written itself, and adds one. Only the prefix decides."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -20,30 +20,30 @@ from skydraft.types import Cost, Draft, DraftBlock, FinishReason, LinkCost, Prom
 
 
 class Verifier(Protocol):
-    """The interface between the loop on the edge and the target. `sent` is what left this device of the text, and
-    `link` what that cost in all."""
+    """The interface between the loop on the edge and the target. `sent` lists the parts of the text that left this
+    device, and `link` their total cost."""
 
-    called: bool  # whether the last `verify` called the target, and did not only take a token that it had written
+    called: bool  # whether the last `verify` called the target; False if it took a token written before
     sent: Sent
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
         """Judge `block`, which follows the judged tokens and `catch_up`. The target's side commits the verdict.
 
-        If it corrects the block, or the block is empty, the target may write `write` more tokens after it; they are the
-        verdicts on the next empty blocks.
+        After a correction or an empty block the target may write `write` more tokens. They become the verdicts on the
+        next empty blocks.
         """
 
     def hear(self, came: Came) -> None:
-        """Let `came` be called, in any thread, with what the target writes."""
+        """Call `came`, in any thread, with the target's new tokens."""
 
     def draft(self, draft: Draft) -> None:
-        """Send drafts beside what the target writes. Any thread may call this."""
+        """Send drafts while the target writes. Any thread may call this."""
 
     def stop(self) -> bool:
-        """Stop the target's writing. False while empty blocks must still take written tokens."""
+        """Stop the target's writing. Returns False while empty blocks must still take written tokens."""
 
     def take_cost(self) -> LinkCost:
-        """Cost of the link since the last call of this method."""
+        """Return the cost of the link since the last call of this method."""
 
     @property
     def link(self) -> LinkCost: ...
@@ -56,7 +56,7 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a text is judged; `num_best` wants scores."""
+    """How a text is judged. With `num_best` the tokens are scored."""
 
     prompt_len: int
     chooser: Chooser
@@ -67,8 +67,8 @@ class Rules:
 class Verification:
     """Judges one block, which follows `seen` and `catch_up`, a few rows at a time, up to the first difference.
 
-    A caller may put the rows of several verifications into one forward. The rows come from `sequence`, or, without one,
-    begin with the choice after `seen`.
+    A caller may put the rows of several verifications into one forward. The rows come from `sequence`. Without one,
+    they begin with the choice after `seen`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Verification:
         self._seen_len = len(seen)
         self._fed_len = len(seen) - 1
         if sequence is not None:
-            sequence.align(seen)  # not further: every catch-up token is audited, even after a failed forward
+            sequence.align(seen)  # not further: every catch-up token needs a row for its audit
             self._fed_len = sequence.length
         self._num_accepted, self._done = 0, False
         self._token_id: int | None = None
@@ -96,12 +96,12 @@ class Verification:
         return self._sequence
 
     def next_feed(self, max_rows: int) -> TokenIds | None:
-        """The next tokens to feed, at most `max_rows`; None when the verdict is known."""
+        """Return the next tokens to feed, at most `max_rows`; None when the verdict is known."""
         return None if self._done else self._extended[self._fed_len : self._fed_len + max_rows]
 
     def absorb(self, rows: Rows) -> None:
-        """Judge by the logits [len(feed), vocab] of the tokens that `next_feed` gave. Raises EngineError for a row of
-        which a choice is needed and that is not numbers."""
+        """Judge with the logits [len(feed), vocab] of the tokens from `next_feed`. Raises EngineError if logits
+        in a needed row are not numbers."""
         first, self._fed_len = self._fed_len + 1, self._fed_len + len(rows)
         for length, row in enumerate(rows, first):
             if length >= self._seen_len and not self._done:
@@ -138,9 +138,9 @@ class TargetSession(Text):
     """The target's side of one generation: prompt, committed tokens, end, and a sequence of the engine.
 
     It owns its sequence from `adopt` to `release`; `prefill` feeds the prompt in parts. `committed` are generated
-    tokens that are final already; `num_best` is as in `Rules`, and `scores` are those of all later tokens.
-    `finish` says why the generation ended, None before its end. Raises PromptError for a prompt that does not fit, and
-    LimitExceeded if `committed` fills the text.
+    tokens that are final already. `num_best` is as in `Rules`; `scores` cover all later tokens. `finish` says why the
+    generation ended, None before its end. Raises PromptError for a prompt that does not fit, and LimitExceeded if
+    `committed` fills the text.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TargetSession(Text):
 
     @property
     def needs_prefill(self) -> bool:
-        """Whether some of the prompt is not in the KV cache yet; False without a sequence."""
+        """Whether a part of the prompt is missing in the KV cache; False without a sequence."""
         return self._sequence is not None and self._sequence.length < self._prompt_len - 1
 
     @property
@@ -172,7 +172,7 @@ class TargetSession(Text):
         return self._sequence.length if self._sequence else 0
 
     def adopt(self, sequence: Sequence) -> None:
-        """Take ownership of a sequence: an empty one, or one of a session with the same prompt."""
+        """Take ownership of a sequence: an empty one, or one from a session with the same prompt."""
         assert self._sequence is None
         self._sequence = sequence
 
@@ -191,23 +191,23 @@ class TargetSession(Text):
         return self.take_prefill_cost()
 
     def take_prefill_cost(self) -> Cost:
-        """Cost of the prompt since the last call of this method or of `prefill`."""
+        """Return the cost of the prompt since the last call of this method or of `prefill`."""
         return self._sequence.take_prefill_cost() if self._sequence else Cost()
 
     def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
-        """The verification of a block that passed `check`. Committed tokens do not change."""
+        """Return the verification of a block that passed `check`. Committed tokens do not change."""
         return Verification(self._rules, self._tokens.view, block, catch_up, self._own())
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
-        """Raise BaseMismatch unless the block extends the committed tokens and `catch_up`; LimitExceeded at the end."""
+        """Raise BaseMismatch unless the block follows the text and `catch_up`; LimitExceeded after the end."""
         if block.base != self.base + len(catch_up):
             raise BaseMismatch(f"A block follows {block.base - len(catch_up)} tokens, but the text has {self.base}.")
         if self.finish or block.base >= self._rules.stopping.max_new_tokens:
             raise LimitExceeded(f"This generation has ended, at {self.base} tokens.")
 
     def commit(self, done: Verification, cost: Cost) -> Verdict:
-        """Commit the judged block and return its verdict. Raises BaseMismatch, and changes nothing, if other tokens
-        were committed meanwhile."""
+        """Commit the judged block and return its verdict. Raises BaseMismatch and changes nothing if other tokens were
+        committed meanwhile."""
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
         self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))

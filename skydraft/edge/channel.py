@@ -1,6 +1,6 @@
-"""The channel to a server of ours: TLS, tokens, bytes. All waiting of a process is on one event loop, in one thread.
+"""The gRPC channel to a skydraft server, and the event loop on which a process waits for all servers.
 
-Deadlines, signs of life and cancelling are timers and tasks there: a generation needs no thread of its own.
+The loop runs in one thread. Deadlines, pings and cancelling are its timers and tasks, so a generation starts no thread.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from skydraft.protocol.status import from_rpc
 from skydraft.protocol.values import FEW_FRAMES, HEALTH, SERVING, SESSION
 
 T = TypeVar("T")
-_CLOSE_S = 10.0  # for the close of a session to be sent, in the background
+_CLOSE_S = 10.0  # timeout for closing a session, in the background
 _NOT_SENT = "Internal error from Core"  # gRPC's text for a message that could not be sent
-_LOOK_AGAIN_S = 0.3  # from an answer of the server to the next ping, while other answers take long
-_END_S = 0.3  # for what is under way at the interpreter's end
-_TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks is none of the servers'
+_LOOK_AGAIN_S = 0.3  # from an answer of the server to the next ping
+_END_S = 0.3  # timeout of tasks that run when the interpreter ends
+_TICK_S, _UNSEEN_S = 0.1, 0.3  # a longer pause between two ticks means that this process was stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Seconds: pings begin after `quick_s`, each may take `ping_s`; after `timeout_s` the answer is too late."""
+    """Times of one wait, in seconds: pings begin after `quick_s`, each has `ping_s`, the answer has `timeout_s`."""
 
     timeout_s: float
     quick_s: float
@@ -42,15 +42,15 @@ class Waiting:
 
 
 class Waits:
-    """Waits of threads for work on the event loop, until one thread cancels them."""
+    """Threads' waits for work on the event loop, which one thread can cancel."""
 
     def __init__(self) -> None:
         self._pending = set[Future[Any]]()
         self._is_cancelled = False
 
     def run(self, work: Coroutine[Any, Any, T], soon_s: float | None = None, late: Callable[[], object] = int) -> T:
-        """The result of work on the event loop; `late` is called if that takes longer than `soon_s`. Raises what the
-        work raises, Cancelled after `cancel`, CloudLost where the interpreter ends, OptionError in a forked process."""
+        """Run `work` on the event loop and return its result. Call `late` if it takes longer than `soon_s`. Raises the
+        work's errors, Cancelled after `cancel`, CloudLost at the interpreter's end, OptionError in a forked process."""
         pending = shared_loop().begin(work)
         self._pending.add(pending)
         if self._is_cancelled:
@@ -61,7 +61,7 @@ class Waits:
                     late()
                 return pending.result()
         except CancelledError as error:
-            if shared_loop().is_over:  # the thread ends with the interpreter, without a word
+            if shared_loop().is_over:  # the interpreter is ending: wait here to end with it
                 threading.Event().wait()
             raise (Cancelled if self._is_cancelled else CloudLost)("The generation was cancelled.") from error
         finally:
@@ -87,7 +87,7 @@ class EventLoop:
         atexit.register(self._stop)
 
     def now(self) -> float:
-        """Seconds during which it ran: a stopped process, or a machine that sleeps, hears no server."""
+        """Return the seconds that the loop ran. Time of a stopped process or a sleeping machine does not count."""
         return self._ran_s + min(time.monotonic() - self._ticked, _UNSEEN_S)
 
     def _tick(self) -> None:
@@ -97,7 +97,7 @@ class EventLoop:
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start work on the loop. Raises as `call` does."""
         with or_else(work.close):
-            self.call(lambda: None)  # raises where nothing can begin
+            self.call(lambda: None)  # raises if no work can start
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Callable[[], Any]) -> None:
@@ -110,8 +110,8 @@ class EventLoop:
 
     def check_process(self) -> None:
         """Raise OptionError in a forked process."""
-        if self._pid != os.getpid():  # the thread stayed behind, and gRPC runs on no other loop
-            hint = "Start processes with the method spawn, or use the cloud in them alone."
+        if self._pid != os.getpid():  # the loop's thread runs only in the parent, and gRPC cannot change its loop
+            hint = "Start processes with the method spawn, or use the cloud only in them."
             raise OptionError("This process was forked after a cloud was used, so it cannot use a cloud.", hint=hint)
 
     def post(self, work: Callable[[], Any]) -> None:
@@ -122,11 +122,11 @@ class EventLoop:
     def _stop(self) -> None:
         self.post(lambda: self._loop.create_task(self._wind_up()))
         self._thread.join(2.0)
-        if not self._thread.is_alive() and not self._loop.is_running():  # after a fork it is neither
+        if not self._thread.is_alive() and not self._loop.is_running():  # in a forked process both may be wrong
             self._loop.close()
 
     async def _wind_up(self) -> None:
-        """End what is under way: what is left over would be complained about."""
+        """End all tasks: asyncio would complain about pending ones."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         _, late = await asyncio.wait(others, timeout=_END_S) if others else ((), ())
         self.is_over = True
@@ -141,18 +141,18 @@ _shared: EventLoop | None = None
 
 
 def shared_loop() -> EventLoop:
-    """The event loop of this process. In a forked process it is that of the parent, which begins nothing there."""
+    """Return the event loop of this process. A forked process gets its parent's loop, which raises on use."""
     global _shared
     with _lock:
         _shared = _shared or EventLoop()
         return _shared
 
 
-Look: TypeAlias = Callable[[float], Awaitable[object]]  # asks a server for a sign of life, which may take so long
+Look: TypeAlias = Callable[[float], Awaitable[object]]  # pings a server, with a timeout in seconds
 
 
 async def watch(look: Look, waiting: Waiting, began: float, heard_at: Callable[[], float]) -> None:
-    """Raise CloudTimeout when an answer is too late, or what `look` raises: the server answers nobody else either."""
+    """Ping the server during a wait. Raises CloudTimeout when the answer is too late, or the error of `look`."""
     while (now := shared_loop().now()) < began + waiting.timeout_s:
         pause_s = min(heard_at() + _LOOK_AGAIN_S, began + waiting.timeout_s) - now
         await (asyncio.sleep(pause_s) if pause_s > 0 else look(waiting.ping_s))
@@ -160,31 +160,31 @@ async def watch(look: Look, waiting: Waiting, began: float, heard_at: Callable[[
 
 
 async def sign_of_life(ask: Look, timeout_s: float) -> float:
-    """Milliseconds until a server answers what `ask` asks within a time. Raises CloudLost where it does not."""
+    """Return the milliseconds until `ask` has an answer. Raises CloudLost after `timeout_s`."""
     now = shared_loop().now
     while True:
         began, ran = time.perf_counter(), now()
         try:
             await ask(timeout_s)
         except CloudTimeout as error:
-            if now() - ran >= timeout_s / 2:  # else this process was stopped meanwhile
+            if now() - ran >= timeout_s / 2:  # else this process was stopped meanwhile: ask again
                 raise CloudLost(f"no sign of life in {timeout_s:g} s.") from error
         else:
             return (time.perf_counter() - began) * 1e3
 
 
 def seen(task: asyncio.Future[Any]) -> None:
-    """Look at the end of work for which perhaps nobody waits: else asyncio would complain about its error."""
+    """Read the error of a task that perhaps nobody awaits: asyncio would complain about an unread one."""
     _ = task.cancelled() or task.exception()
 
 
 class Channel:
-    """A connection to one server, shared by all generations. Its methods run on the loop, and raise SkydraftErrors."""
+    """A connection to one server, shared by all generations. Its methods run on the loop and raise SkydraftErrors."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options, self.address = options, options.target
         self.heard_at = 0.0  # when the server last answered, in the loop's time
-        self._pings: dict[float, asyncio.Task[float]] = {}  # under way, by how long they may take
+        self._pings: dict[float, asyncio.Task[float]] = {}  # under way, by timeout
         self._authorization = (("authorization", f"Bearer {options.token}"),) if options.token else ()
         self._wire: grpc.aio.Channel | None = None
 
@@ -195,8 +195,8 @@ class Channel:
 
     def _connect(self) -> grpc.aio.Channel:
         settings: list[tuple[str, Any]] = [
-            ("grpc.use_local_subchannel_pool", 1),  # or a new channel would share the dead connection
-            ("grpc.enable_retries", 0),  # edge/recovery.py alone decides about retries
+            ("grpc.use_local_subchannel_pool", 1),  # else a new channel would share the dead connection
+            ("grpc.enable_retries", 0),  # only edge/recovery.py retries
             ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.enable_http_proxy", int(not self.options.is_here)), *FEW_FRAMES,
         ]  # fmt: skip
@@ -207,7 +207,7 @@ class Channel:
         return grpc.aio.insecure_channel(self.address, settings)
 
     async def renew(self, wire: grpc.aio.Channel | None = None) -> None:
-        """Drop a connection that may be dead, the current one or `wire`, unless it was dropped before."""
+        """Drop a connection that may be dead: `wire`, if it is still in use, by default the current one."""
         dead = wire or self._wire
         if dead is not None and self._wire is dead:
             self._wire = None
@@ -231,7 +231,7 @@ class Channel:
         return meant if self.heard_at else first_error(meant, self.options)
 
     async def ping(self, timeout_s: float) -> float:
-        """Ping the server, once for all who ask meanwhile; returns the round trip in ms. Raises CloudLost."""
+        """Return the round trip in ms. Callers at the same time share one ping. Raises CloudLost."""
         if (ping := self._pings.get(timeout_s)) is None or ping.done():
             ping = self._pings[timeout_s] = asyncio.ensure_future(sign_of_life(self._look, timeout_s))
             ping.add_done_callback(seen)
@@ -261,17 +261,17 @@ class SessionStream:
 
     @property
     def may_have_sent(self) -> bool:
-        """Whether a message may have left this device: one was written, or there is a connection."""
+        """Whether a message may have left this device: one was written, or the connection is ready."""
         return self._has_written or self._wire.get_state() is grpc.ChannelConnectivity.READY
 
     def send(self, message: bytes) -> None:
-        """Send a message that has no reply of its own; if that fails, the stream is over."""
+        """Send a message that gets no reply. If sending fails, the stream is over."""
         task = asyncio.ensure_future(self._write(message))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
     async def write(self, message: bytes) -> None:
-        """As `send`, and wait until it is sent, after what `send` was given before."""
+        """Send a message after all earlier ones, and wait until it is sent."""
         if self._sending:
             await asyncio.wait(self._sending)
         await self._write(message)
@@ -283,13 +283,13 @@ class SessionStream:
                 self._has_written = True
 
     async def receive(self, waiting: Waiting, message: bytes | None = None) -> bytes:
-        """The next message, after sending one. Raises a SkydraftError, which ends the stream."""
+        """Send `message`, if given, and return the next one. A SkydraftError ends the stream."""
         late = asyncio.get_running_loop().call_later(waiting.quick_s, self._watch, waiting, shared_loop().now())
         try:
             if message is not None and self._has_replied and not self._sending:
-                await self._write(message)  # a task of its own would begin later
+                await self._write(message)  # sooner than in a task of its own
             elif message is not None:
-                self.send(message)  # a write waits for ever if no connection comes, whatever is cancelled
+                self.send(message)  # without a connection a write never returns, even if cancelled
             reply = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise self._broken_by or self._reason(error) from error
@@ -306,9 +306,9 @@ class SessionStream:
         return reply
 
     def _reason(self, error: grpc.aio.AioRpcError) -> SkydraftError:
-        """The server's error. gRPC may put one of its own in its place for a message to a stream that has ended."""
+        """Return the server's error. gRPC reports its own error for a message to an ended stream."""
         if error.details() == _NOT_SENT:
-            return errors.SessionNotFound("The stream ended early.")  # open it again: the connection may be sound
+            return errors.SessionNotFound("The stream ended early.")  # open again: the connection may be sound
         return self._channel.reason(error)
 
     def _watch(self, waiting: Waiting, began: float) -> None:

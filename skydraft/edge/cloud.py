@@ -1,4 +1,4 @@
-"""A cloud: one server, or several that run the same model, as generations use them."""
+"""The cloud of a generation: one server, or several that run the same model."""
 
 from __future__ import annotations
 
@@ -37,19 +37,18 @@ T = TypeVar("T")
 _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure the rest
 _ONE_OF_MANY_S = 3.0  # timeout of GetInfo for one of several servers
 _BACKGROUND_S = 600.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries of GetInfo; of questions that may cost something
-_LOOK_S = 0.1  # for a sign of a cloud that a text has just lost
-_FIRST_S = 10.0  # for the first sign of a cloud; of one that may be away it is a second
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0  # between two tries; the pause doubles while a cloud loads its model
+_LOOK_S = 0.1  # timeout of a ping to a cloud that another text has just lost
+_FIRST_S = 10.0  # longest timeout of the first requests to a cloud
 Fallback = Literal["lost", "start"]
 
 
 @dataclass(eq=False)
 class Cloud:
-    """One server, or several that run the same model, and the behaviour when they are slow or gone, as `api.connect`
-    says it. Any number of generations may use it at once, from any thread.
+    """One server, or several with the same model, and what to do when they are slow or lost (see `api.connect`).
 
-    In a gated plan a cloud with a round trip above half a second counts as silent. `engine` is None: the draft model's
-    tokenizer encodes the requests.
+    Any number of generations may use it at once, from any thread. A gated plan treats a cloud with a round trip above
+    half a second as silent. `engine` is None: the draft model's tokenizer encodes the requests.
     """
 
     servers: Servers
@@ -66,34 +65,34 @@ class Cloud:
         if not 0 < self.timeout_s < 86400:
             raise OptionError(f"--cloud-timeout must be a number of seconds above 0, not {self.timeout_s:g}.")
         if self.fallback not in get_args(Fallback) or (self.require and self.fallback == "start"):
-            raise OptionError("--fallback is lost or start, and start does not go with --require-cloud.")
+            raise OptionError("--fallback must be lost or start, and start does not go with --require-cloud.")
         self.name, self.prices = self.servers.name, self.servers.all[0].budget.prices
         self.uses_tls = all(server.uses_tls for server in self.servers.all)
-        self._key = random.random()  # orders the servers for what belongs to no text
+        self._key = random.random()  # orders the servers for requests that belong to no text
         self._waits = Waits()
-        self.cancel = self._waits.cancel  # ends waits for facts
+        self.cancel = self._waits.cancel
 
     def in_background(self) -> Cloud:
-        """For audits, which no user waits for: each may take long, says nothing, and ends soon where the cloud is gone.
-        Raises OptionError for a server without skydraft."""
+        """Return a copy for audits, which no user waits for: it may take long, prints nothing, and ends soon if the
+        cloud is lost. Raises OptionError for a server without skydraft."""
         if self.is_stock:
-            message = "--audit-share does not apply to a server without skydraft: it cannot read a finished answer."
+            message = "--audit-share does not apply to a server without skydraft: it cannot check a finished answer."
             raise OptionError(message, hint="Leave it out, or use a server that runs skydraft serve.")
         return replace(self, notify=silent, require=False, open_ahead=False, timeout_s=_BACKGROUND_S)
 
     @property
     def is_exact(self) -> bool:
-        """Whether its tokens do not depend on what else it computes; known once it has answered."""
+        """Whether other requests at the servers leave the tokens unchanged. Correct only after an answer."""
         return all(server.is_exact for server in self.servers.all)
 
     @property
     def spent(self) -> LinkCost:
-        """What all texts of this process needed; the servers of a list have one budget."""
+        """The cost of all texts of this process. The servers of a list share one budget."""
         return self.servers.all[0].budget.spent
 
     @property
     def kind(self) -> str:
-        """What runs there: "skydraft", another program or interface, or "auto" before that is known."""
+        """The kind of server: "skydraft", a program such as "vllm", "chat", or "auto" while it is unknown."""
         return self.servers.all[0].kind
 
     @property
@@ -104,7 +103,7 @@ class Cloud:
         return not self.is_stock or self.servers.all[0].drafts is not None
 
     def info(self) -> ServerInfo:
-        """The description of servers of ours. Tries until `timeout_s` is over. Raises CloudError."""
+        """Return the description of skydraft servers. Retry until `timeout_s` is over. Raises CloudError."""
         wait_s = min(self.timeout_s, _ONE_OF_MANY_S) if self.servers.has_others else self.timeout_s
 
         async def ask(server: Server) -> ServerInfo:
@@ -116,7 +115,7 @@ class Cloud:
         return self._run(self._patiently(ask))
 
     def vocabulary(self) -> bytes:
-        """That of servers of ours, as a GGUF file without matrices; empty if they give none. Raises CloudError."""
+        """Return the servers' vocabulary as a GGUF file without matrices; empty if there is none. Raises CloudError."""
 
         async def ask(server: Server) -> bytes:
             return await server.vocabulary(self.timeout_s) if isinstance(server, OwnServer) else b""
@@ -127,9 +126,8 @@ class Cloud:
         return self._run(self.servers.ask(self._key, lambda server: server.ping(timeout_s)))
 
     def facts(self, wait_s: float | None) -> TargetFacts | None:
-        """Facts about the servers, asked for now or in the last two minutes; None if none answers within `wait_s`
-        seconds. With 0 no server is asked, and older facts will do; None waits for `timeout_s`. Raises CloudError where
-        waiting is no cure."""
+        """Return facts about a server, at most two minutes old; None if no server answers within `wait_s` seconds.
+        0 returns known facts of any age, None waits for `timeout_s`. Raises CloudError if waiting cannot help."""
         known = [self.servers.facts.get(server.address) for server in self.servers.in_order(self._key)]
         for at, facts in filter(None, known):
             if time.monotonic() - at < _FACTS_S or wait_s == 0:
@@ -164,10 +162,10 @@ class Cloud:
         return self._waits.run(work, SILENT_S if waits else None, lambda: self.notify(waits))
 
     def meet(self, vocab: Vocab) -> CloudError | None:
-        """Find out whether a cloud that was never reached can be used; returns the outage, where there is one.
+        """Make first contact with a cloud. Return its outage, or None if it can be used.
 
-        One that loads its model is waited for. Raises what waiting does not cure: wrong credentials, certificates,
-        protocols or vocabularies, and answers that make no sense.
+        Wait for a cloud that loads its model. Raises CloudErrors that waiting cannot cure: wrong credentials,
+        certificates, protocols, vocabularies or answers.
         """
         limit_s = min(self.timeout_s, SILENT_S) if self.fallback == "start" else self.timeout_s
         until, pause_s, is_second, is_loading = time.monotonic() + limit_s, _PAUSE_S, False, False
@@ -201,8 +199,8 @@ class Cloud:
             self._run(self.servers.renew())  # gRPC may remember that a server was away a moment ago
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
-        """Why a text that may go on alone begins so: the cloud is not there yet, and `fallback` allows it. Raises
-        CloudLost if it does not, and OptionError where the cloud cannot check drafts."""
+        """Return the outage with which a text starts on the draft model alone, or None. Raises CloudLost if `fallback`
+        forbids such a start, and OptionError if the cloud cannot check drafts."""
         check_drafts(plan, self.kind)
         if not self.falls_back(plan):
             return None
@@ -215,10 +213,10 @@ class Cloud:
         gone = self.meet(vocab)
         check_drafts(plan, self.kind)
         if not isinstance(gone, CloudLost) or (self.servers.is_reached and not isinstance(gone, CloudLoading)):
-            return None  # the verification finds out
+            return None  # the first verification reports the error
         if self.fallback == "start":
             return gone
-        hint = "Check the address, or wait longer with --cloud-timeout. To begin without it: --fallback=start."
+        hint = "Check the address, or wait longer with --cloud-timeout. To start without it: --fallback=start."
         raise CloudLost(f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def falls_back(self, plan: Plan) -> bool:
@@ -239,5 +237,5 @@ class Cloud:
         return verifier
 
     def close(self) -> None:
-        with suppress(OptionError):  # in a forked process they are the parent's
+        with suppress(OptionError):  # in a forked process the connections are the parent's
             shared_loop().begin(self.servers.close()).result()

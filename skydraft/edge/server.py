@@ -1,4 +1,4 @@
-"""What the edge needs of a server, of ours or not, and of a text there."""
+"""The interfaces of a server, with skydraft or without, and of a text there."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ OURS, CHAT = "skydraft", "chat"
 
 
 def check_drafts(plan: Plan, kind: str) -> None:
-    """Raise OptionError where a server of this kind cannot check the drafts of a plan."""
+    """Raise OptionError if a server of this kind cannot check the drafts of a plan."""
     if kind == CHAT and plan.drafts and not plan.streams:
-        message = "A chat server cannot check a draft: that needs skydraft serve, vLLM, SGLang or llama-server."
+        message = "A chat server cannot check drafts. This needs skydraft serve, vLLM, SGLang or llama-server."
         raise OptionError(message, hint="Choose --mode lossless or cloud, without --gate.")
 
 
 class Server(Protocol):
     """One server. Its asynchronous methods run on the event loop, and raise a SkydraftError.
 
-    `kind` is OURS, or what else it runs as far as that is known. `heard_at` is the time of its last answer by the
-    loop's clock, 0 before the first; it `is_met` once it could take a text. `runs` is its target, if it says which one;
-    the tokens of one that `is_exact` do not depend on what else it computes. `budget` has what was spent, and the
-    prices, if its tokens are sold. A server that is not ours takes drafts at a port beside it, if it has one.
+    `kind` is OURS, another kind, or "auto" while unknown. `heard_at` is the loop's time of its last answer, 0 before
+    the first. It `is_met` once it could take a text. `runs` is its target, if it reports one. If it `is_exact`, other
+    requests leave its tokens unchanged. `budget` has the costs and prices. `drafts` is the port for drafts beside a
+    server without skydraft.
     """
 
     address: str
@@ -56,25 +56,25 @@ class Server(Protocol):
     async def ping(self, timeout_s: float) -> float: ...
 
     async def learn(self, timeout_s: float) -> TargetFacts:
-        """Its model and its costs."""
+        """Ask the server for its model."""
 
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
-        """Ask whether it is there. Raises a SkydraftError: VocabularyMismatch, too, where that is easy to see."""
+        """Make first contact. Raises a SkydraftError, VocabularyMismatch where the server reports its vocabulary."""
 
     async def renew(self) -> None:
-        """Make a new connection for what is asked next: the current one may be dead."""
+        """Make a new connection for later requests: the current one may be dead."""
 
     async def close(self) -> None: ...
 
     def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> ServerText:
-        """A text here. Raises OptionError for what the server cannot follow."""
+        """Begin a text here. Raises OptionError for options that the server cannot follow."""
 
 
 class ServerText(Protocol):
-    """One text at one server. Its asynchronous methods run on the event loop, one at a time, and each tries once.
+    """One text at one server. Its asynchronous methods run on the event loop, one at a time. Each tries once.
 
-    Only `target` may go on with it, None before one has begun it. `is_writing` says that the target writes, so that
-    `next_written` has an answer. Any thread may read what it has `spent`. One that `resumes` can be gone on with after
+    Only `target` may continue the text; it is None before the first answer. While the target `is_writing`,
+    `next_written` has an answer. Any thread may read `spent`. A text that `resumes` can continue at the server after
     tokens of the draft model.
     """
 
@@ -91,26 +91,27 @@ class ServerText(Protocol):
     def spent(self) -> LinkCost: ...
 
     def open(self, waiting: Waiting) -> Coroutine[Any, Any, None]:
-        """Let the target read the prompt. What is sent is settled by the call, in the caller's thread."""
+        """Let the target read the prompt. The message is fixed when this is called, before it is awaited."""
 
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
-        """The verdict on a block after the committed tokens and `catch_up`; with `write`, the target writes on."""
+        """Return the verdict on a block after the committed tokens and `catch_up`. Then the target may write `write`
+        tokens."""
 
     async def next_written(self, waiting: Waiting) -> Verdict | None:
-        """What the target wrote next; None at its end."""
+        """Return the target's next tokens as a verdict; None at the end."""
 
     def draft(self, draft: Draft) -> None:
-        """Send drafts beside what the target writes. A server that takes none is not asked for it."""
+        """Send drafts while the target writes. Never called for a server that takes none."""
 
     def stop(self) -> None:
-        """Stop the target's writing; what it wrote until then is still read."""
+        """Stop the target's writing. The tokens written before are still read."""
 
     def break_off(self) -> None: ...
 
     def reopen(self, server: Any = None, *, renumber: bool = False) -> None:
-        """Make the next call begin anew, perhaps at another server of this kind, or under another number."""
+        """Make the next call open the text again: at `server`, if given; with `renumber`, under a new number."""
 
     async def renew(self) -> None:
-        """Drop the connection, which may be dead."""
+        """Drop the connection: it may be dead."""
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The servers of a list, of ours or not: the order of tries, who is lost, who runs another target, and facts."""
+"""A list of servers, with skydraft or without: the order of tries, lost servers, their targets and facts."""
 
 import asyncio
 import random
@@ -15,11 +15,11 @@ from skydraft.protocol.values import TargetId
 
 T = TypeVar("T")
 _AVOID_S = 5.0  # a lost server is tried last for this long
-_CLOSE_S = 1.0  # time for the open closes of sessions
+_CLOSE_S = 1.0  # timeout for closing sessions
 
 
 def of_each(faults: Mapping[str, SkydraftError]) -> SkydraftError:
-    """The fault to tell of those of several servers: one that waiting does not cure, or the last."""
+    """Choose the fault to report: the first that waiting cannot cure, else the last. `faults` are by address."""
     *_, last = faults.values()
     return next((each for each in faults.values() if not getattr(each, "is_outage", False)), last)
 
@@ -31,9 +31,9 @@ class Servers:
         self.all = tuple(servers)
         self.name = ",".join(server.address for server in servers)
         self.has_others = len(servers) > 1
-        self.target: TargetId | None = None  # of several servers: the first one seen, which all must run
-        self.facts: dict[str, tuple[float, TargetFacts]] = {}  # by address, with the time
-        self._ran: dict[str, TargetId] = {}  # by address, the target seen last
+        self.target: TargetId | None = None  # with several servers: the first target seen, which all must run
+        self.facts: dict[str, tuple[float, TargetFacts]] = {}  # (time, facts) by address
+        self._ran: dict[str, TargetId] = {}  # the last target seen, by address
         self._avoid_until: dict[str, float] = {}
         self._gone: tuple[float, CloudError | None] = 0.0, None  # when no server answered, and why
         self._ending: set[asyncio.Task[None]] = set()
@@ -43,8 +43,8 @@ class Servers:
         return any(server.heard_at for server in self.all)
 
     def in_order(self, key: float) -> list[Server]:
-        """The servers in the order in which a text with this random key tries them: each as often first as others, and
-        a recently lost one last."""
+        """Return the servers in the order of tries for a text with this random key. The keys spread the texts evenly;
+        recently lost servers come last."""
         now = time.monotonic()
 
         def place(server: Server) -> tuple[bool, float]:
@@ -54,7 +54,7 @@ class Servers:
 
     @property
     def outage(self) -> CloudError | None:
-        """Why a text went on without the servers, none of which has answered since."""
+        """Why a text went on without the servers; None once any server has answered."""
         at, error = self._gone
         return None if any(server.heard_at > at for server in self.all) else error
 
@@ -62,20 +62,20 @@ class Servers:
         self._gone = shared_loop().now(), error
 
     def lost(self, server: Server) -> None:
-        """Note that a server did not answer, or runs another target: it is tried last for a while."""
+        """Try a server last for a while: it did not answer, or runs another target."""
         self._avoid_until[server.address] = time.monotonic() + _AVOID_S
 
     def met(self, server: Server, target: TargetId | None) -> None:
-        """Note the target of one of several servers: the others must run the same."""
+        """Note a server's target. With several servers the first one noted becomes the target of all."""
         if target and target != (before := self._ran.get(server.address)):
             self._ran[server.address] = target
             if before:
-                self.facts.pop(server.address, None)  # of what ran there
+                self.facts.pop(server.address, None)  # facts about the target before
         if self.has_others and self.target is None:
             self.target = target
 
     def have_changed(self, faults: Mapping[str, SkydraftError]) -> bool:
-        """Whether all servers have said that they run another target: new texts then begin with that."""
+        """Return whether all servers now run another target. If so, forget the old one, so that texts can start."""
         changed = [address for address, each in faults.items() if isinstance(each, TargetChanged)]
         self.facts = {address: each for address, each in self.facts.items() if address not in changed}
         if len(changed) < len(self.all) or self.target is None:
@@ -84,14 +84,14 @@ class Servers:
         return True
 
     def agree(self, server: Server) -> None:
-        """Note what a server says that it runs. Raises TargetChanged if the others run something else."""
+        """Note the target that a server reports. Raises TargetChanged if the others run another one."""
         if server.runs and self.target and not server.runs.will_do_for(self.target):
             message = f"The server {server.address} runs another model or execution than others of the list."
-            raise TargetChanged(message, hint="Name servers that run the same.")
+            raise TargetChanged(message, hint="Name servers that run the same model with the same --execution.")
         self.met(server, server.runs)
 
     async def ask(self, key: float, ask: Callable[[Server], Awaitable[T]]) -> T:
-        """The answer of the first server that gives one, in order. Raises what all of them said."""
+        """Return the answer of the first server that gives one. Raises the error that `of_each` chooses."""
         faults = dict[str, SkydraftError]()
         for server in self.in_order(key):
             try:
@@ -120,7 +120,7 @@ class Servers:
             task = asyncio.ensure_future(work())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-            task.add_done_callback(seen)  # a session that is not closed expires on the server
+            task.add_done_callback(seen)  # on failure the session expires on the server
 
         shared_loop().post(begin)
 

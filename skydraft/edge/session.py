@@ -1,4 +1,4 @@
-"""A server that runs `skydraft serve`, and a text there: a session. The edge's committed tokens are the truth; the
+"""A server that runs `skydraft serve`, and a text there: a session. The edge's committed tokens are authoritative; the
 server has a copy.
 """
 
@@ -30,7 +30,7 @@ from skydraft.protocol.values import Opening, ServerInfo, TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
 T = TypeVar("T")
-_NUM_BRANCHES = 64  # that are kept: a verdict may be about drafts of some time ago
+_NUM_BRANCHES = 64  # branches to keep: a verdict may be about old drafts
 
 
 class OwnText:
@@ -41,25 +41,25 @@ class OwnText:
     ) -> None:
         self.number, self.epoch = new_number(), 0
         self.target: TargetId | None = None
-        self.sent, self.spent = Sent(), LinkCost()  # in all
+        self.sent, self.spent = Sent(), LinkCost()  # in total
         self._server, self._context, self._vocab_size = server, context, vocab.size
         self._opening = Opening(
             codec.short_fingerprint(vocab.fingerprint), prompt,
             params=request.params, cache_scope=request.cache_scope, num_best=request.num_best,
         )  # fmt: skip
         self._prompt_ids = np.array(prompt.token_ids, np.int32)
-        self._is_open = False  # the server has this epoch
-        self._was_sent = False  # so the server may have it open, even without a reply
+        self._is_open = False  # the server has confirmed this epoch
+        self._was_sent = False  # the server may have the session open, even without a reply
         self._stream: SessionStream | None = None
         self._last: SessionStream | None = None  # the last used stream, perhaps still in use
         self._is_named = False  # the stream has named its session
-        self._writing: tuple[int, int] | None = None  # bases: of its verify, of the limit
+        self._writing: tuple[int, int] | None = None  # (base of the verify call, base at which the target must stop)
         self._drafts: dict[int, Draft] = {}  # the newest branches, by number
-        self._told = 0, 0  # the branch whose drafts this stream has sent, and up to which place
-        self._base = 0  # of what the target writes next
-        self._takes_drafts = False  # the target writes, or will when it has read its message
+        self._told = 0, 0  # (the last branch sent on this stream, the end of its sent drafts)
+        self._base = 0  # of the target's next token
+        self._takes_drafts = False  # the target writes, or will once it has read its message
         self._sending: asyncio.Task[None] | None = None  # the last message with drafts
-        self._cost: Cost | None = None  # of an opening ahead, for the first verdict
+        self._cost: Cost | None = None  # of an opening ahead; the first verdict includes it
 
     @property
     def is_writing(self) -> bool:
@@ -75,7 +75,7 @@ class OwnText:
         self._is_open, self._cost = False, None
 
     def break_off(self) -> None:
-        """Drop the stream; the session stays. Tokens that the target was writing are not read any more."""
+        """Drop the stream but keep the session. The target's unread tokens are lost."""
         self._writing, self._takes_drafts = None, False
         if self._stream is not None:
             self._stream.cancel()
@@ -101,10 +101,10 @@ class OwnText:
         checksum = codec.digest(self._prompt_ids, self._context.generated)
         stream = self._stream_now()
         sent_ids = (*catch_up, *block.token_ids)
-        number = 0 if self._is_named else self.number  # a stream is about one session, which its first message names
+        number = 0 if self._is_named else self.number  # only a stream's first message names the session
         call = values.VerifyCall(number, self.epoch, block.base, catch_up, block.token_ids, checksum, opening, write)
         self._base, self._takes_drafts = block.base, write > 0
-        asyncio.get_running_loop().call_soon(self._send_drafts)  # behind the message
+        asyncio.get_running_loop().call_soon(self._send_drafts)  # after the message
         reply = await self._exchange(stream, codec.encode_verify(call), waiting, opening, call)
         decode = partial(codec.decode_verdict, num_audited=len(catch_up), sent_ids=sent_ids)
         verdict, is_last, target = self._server.read(decode, reply)
@@ -138,7 +138,7 @@ class OwnText:
         return verdict
 
     def draft(self, draft: Draft) -> None:
-        """Send drafts beside what the target writes. One message is under way; the next has all that came meanwhile."""
+        """Send drafts while the target writes. One message is under way at a time; the next has all drafts since."""
         self._drafts[draft.branch] = draft.after(self._drafts.get(draft.branch))
         for number in sorted(self._drafts)[:-_NUM_BRANCHES]:
             del self._drafts[number]
@@ -153,7 +153,7 @@ class OwnText:
             await stream.write(message)
 
     def _next_drafts(self) -> bytes:
-        """The message with the drafts that are still to be sent; empty without any."""
+        """Return the message with all unsent drafts; empty without any."""
         if not self._takes_drafts or not self._drafts:
             return b""
         newest = self._drafts[max(self._drafts)]
@@ -202,7 +202,7 @@ class OwnText:
         if budget.bounds_calls and call is not None:
             day = budget.take()
         elif budget.bounds_calls:
-            budget.check()  # an opening belongs to the first call
+            budget.check()  # an opening counts as part of the first call
         num_read = len(self._prompt_ids) + len(opening.committed_ids) if opening else 0
         num_read += len(call.catch_up_ids) + len(call.draft_ids) if call else 0
         self._count(bytes_up=len(message), tokens_in=num_read)
@@ -213,7 +213,7 @@ class OwnText:
             with or_else(self.break_off):
                 reply = await stream.receive(waiting, message)
         finally:
-            if not is_noted and stream.may_have_sent:  # the connection was made meanwhile
+            if not is_noted and stream.may_have_sent:  # the connection has come since
                 self._note_sent(opening, call)
             elif not is_noted and day is not None:
                 budget.give_back(day)
@@ -240,16 +240,16 @@ class OwnText:
         if verdict.num_accepted > len(verdict.draft_ids):
             raise self._failed("an answer to another request")
         if (end := base + verdict.num_tokens) > limit:
-            raise self._failed(f"{end - limit} tokens more than it was to write")
+            raise self._failed(f"{end - limit} tokens more than requested")
         self._check(verdict, verdict.commits())
 
     def _check(self, verdict: Verdict, token_ids: tuple[int, ...]) -> None:
-        """Raise CloudFailure for tokens and scores that cannot be the target's: a commit could not be undone."""
+        """Raise CloudFailure for impossible tokens or scores, before a commit that nothing can undo."""
         end, limit = verdict.base + len(token_ids), self._opening.params.max_new_tokens
         if (highest := max(token_ids)) >= self._vocab_size:
             raise self._failed(f"the token {highest}, which the vocabulary does not have")
         if end > limit or (end == limit and verdict.finish is None):
-            raise self._failed(f"tokens beyond the {limit} that were asked for")
+            raise self._failed(f"tokens beyond the {limit} requested")
         if self._opening.num_best is not None and not verdict.scores:
             raise self._failed("no log-probabilities")
         if any(token_id >= self._vocab_size for each in verdict.scores for token_id, _ in each.best):
@@ -264,12 +264,12 @@ class OwnServer(Channel):
     """`Server` over gRPC. `budget` bounds the calls of all its texts."""
 
     kind = OURS
-    drafts: DraftPort | None = None  # the texts' own streams carry them
+    drafts: DraftPort | None = None  # sessions send drafts on their own streams
 
     def __init__(self, options: ServerOptions, budget: Budget | None = None) -> None:
         super().__init__(options)
         self.uses_tls = options.uses_tls
-        self.is_exact = True  # unless it says that it is not
+        self.is_exact = True  # until `info` reports another execution
         self.runs: TargetId | None = None
         self.budget = budget or Budget()
 
@@ -278,19 +278,19 @@ class OwnServer(Channel):
         return bool(self.heard_at)
 
     async def info(self, timeout_s: float) -> ServerInfo:
-        """The server's description. Names are one line without control characters, since they are shown."""
+        """Return the server's description. Names become one line without control characters: users see them."""
         info = self.read(codec.decode_info, await self.call(values.GET_INFO, timeout_s), "an invalid description")
         self.runs = codec.target_id(info.weights, info.execution, info.context_len)
         self.is_exact = info.execution == "exact"
         return replace(info, model=one_line(info.model)[:200], version=one_line(info.version)[:200])
 
     async def vocabulary(self, timeout_s: float) -> bytes:
-        """As a GGUF file without matrices; empty if it gives none."""
+        """Return a GGUF file without matrices; empty if the server has none."""
         reply = await self.call(values.GET_INFO, timeout_s, codec.VOCABULARY_WANTED)
         return self.read(codec.decode_vocabulary, reply, "an invalid vocabulary")
 
     def read(self, decode: Callable[[bytes], T], reply: bytes, what: str = "an answer that cannot be read") -> T:
-        """A decoded reply. A malformed one raises CloudFailure: it is the server's failure, not wrong use."""
+        """Decode a reply. A malformed one raises CloudFailure: it is the server's fault, not the user's."""
         try:
             return decode(reply)
         except ProtocolError as error:
@@ -299,7 +299,7 @@ class OwnServer(Channel):
     async def greet(self, vocab: Vocab, timeout_s: float) -> None:
         info = await self.info(timeout_s)
         if info.fingerprint != codec.short_fingerprint(vocab.fingerprint):
-            says = f"{info.model} there reads other tokens than the draft model."
+            says = f"{info.model} there uses other tokens than the draft model."
             raise VocabularyMismatch(says, hint="Choose two models of one family.")
 
     async def learn(self, timeout_s: float) -> TargetFacts:

@@ -1,4 +1,4 @@
-"""Where a server is, and whether the connection to it is encrypted."""
+"""A server's address and credentials, and whether its connection is encrypted."""
 
 import re
 import ssl
@@ -9,28 +9,28 @@ from skydraft.protocol.address import is_loopback, parse_address
 
 
 def trusting(tls_ca: bytes | None) -> ssl.SSLContext:
-    """What a client trusts: these certificates (PEM), or without any the system's. Raises ValueError, SSLError."""
+    """Return a client context that trusts `tls_ca` (PEM) or the system's roots. Raises ValueError, SSLError."""
     return ssl.create_default_context(cadata=tls_ca.decode("ascii") if tls_ca else None)
 
 
 def check_credentials(token: str | None, tls_ca: bytes | None) -> None:
-    """Raise OptionError for a token or key that no header can carry, without telling it, or for no certificate."""
+    """Raise OptionError for a token that no header can carry, or an invalid certificate. Never shows the token."""
     if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token):
-        hint = "Check the file of the token."
-        raise OptionError("The token is empty, or has a character that cannot be sent.", hint=hint)
+        hint = "Check the token's file."
+        raise OptionError("The token is empty or has a character that no HTTP header can carry.", hint=hint)
     try:
         if tls_ca:
             trusting(tls_ca)
     except (ssl.SSLError, ValueError) as error:
-        raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the file that signs.") from error
+        raise OptionError("--tls-ca is not a certificate in PEM form.", hint="Give the CA's file.") from error
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Address and credentials for a server.
 
-    Loopback connections are plaintext, as are all with `insecure`; others use TLS, with the system's roots or `tls_ca`
-    (PEM). So do all with `tls_ca` or with `tls_name`, which is the name in the server's certificate, if not the host's.
+    Connections use TLS, except to loopback or with `insecure`. `tls_ca` (PEM) replaces the system's roots. `tls_name`
+    is the name in the certificate if it is not the host's. Either of the two turns TLS on.
     """
 
     address: str
@@ -43,7 +43,7 @@ class ServerOptions:
         parse_address(self.address)
         check_credentials(self.token, self.tls_ca)
         if not re.fullmatch(r"[\w.:*-]{0,253}", self.tls_name or ""):
-            raise OptionError(f"--tls-name {self.tls_name} is no name.", hint="Give the one in its certificate.")
+            raise OptionError(f"--tls-name {self.tls_name} is not a host name.", hint="Copy it from the certificate.")
 
     @property
     def target(self) -> str:
@@ -59,7 +59,7 @@ class ServerOptions:
 
 
 def first_error(error: SkydraftError, options: ServerOptions) -> SkydraftError:
-    """What an error means before a server's first answer: one that speaks otherwise may want TLS, or HTTP."""
+    """Return a clearer error for a first connection that fails because the server expects HTTP or TLS."""
     says = error.message if isinstance(error, CloudLost) else ""
     if "Failed parsing HTTP/2" in says:
         hint = f"If it is a server without skydraft, its address is http://{options.address}."

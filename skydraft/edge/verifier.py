@@ -1,4 +1,4 @@
-"""A text at one of several servers, which the event loop owns; and the verifier, which is one thread's calls of it."""
+"""A text at one of several servers, on the event loop; and its verifier, which a generation's thread calls."""
 
 import asyncio
 import random
@@ -22,15 +22,15 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import Cancelled, CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
 from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
 
-Answers: TypeAlias = SimpleQueue[Verdict | str | Exception | None]  # verdicts and lines for the user, until an end
+Answers: TypeAlias = SimpleQueue[Verdict | str | Exception | None]  # verdicts, lines for the user, then an end
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
-_PROBE_S, SILENT_S = 3.0, 1.0  # for one ping; after the latter a text that waits for the cloud says so
+_PROBE_S, SILENT_S = 3.0, 1.0  # timeout of a probe; a wait after which the user sees a line
 
 
 class RemoteText:
-    """A text of one generation, whose committed tokens are `context`. It stays at its server until that is lost.
+    """One generation's text, with the committed tokens in `context`. It stays at one server until that is lost.
 
-    Everything but `spent` and `sent` runs on the event loop, where one coroutine at a time asks and reads.
+    All methods but `close` run on the event loop. One coroutine at a time sends requests and reads replies.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class RemoteText:
         self.there = self._server.begin(context, prompt, vocab, request)
         self.there.target = servers.target
         self._answers = Answers()  # of the call under way
-        self.lines = deque[str]()  # for the user, which the generation's thread says
+        self.lines = deque[str]()  # for the user; the generation's thread prints them
         self._work: asyncio.Task[None] | None = None  # the opening, or the last call
-        # What ended the reading, and since when the server had been asked.
+        # The error that ended the last reading, and the time of the request that it answered.
         self._fault: tuple[SkydraftError, float] | None = None
-        self.outage: CloudError | None = None  # the reason why the text continues alone
+        self.outage: CloudError | None = None  # why the text continues without the cloud
         self._probing: asyncio.Task[None] | None = None
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -65,10 +65,10 @@ class RemoteText:
             self._fault = error, began
 
     def ask(self, answers: Answers, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> None:
-        """Put into `answers` the verdict on a block, the verdicts of what the target writes on, and None; or an error.
+        """Put into `answers` the block's verdict, the verdicts on what the target writes next, then None or an error.
 
-        The thread has waited since `since`. The error is a CloudError if the cloud is lost for good, or for now if the
-        text falls back.
+        The thread has waited since `since`. A CloudError means that the cloud is lost: for now if the text falls back,
+        otherwise for good.
         """
         self._answers = answers
         self.begin(self._answer(self._work, answers, block, catch_up, write, since))
@@ -80,7 +80,7 @@ class RemoteText:
         end: Exception | None = None
         try:
             if before is not None:
-                await before  # which ends if this is cancelled
+                await before  # cancelling this task cancels it too
             verdict = await self._persist(block, catch_up, write, since)
             answers.put(verdict)
             self.came(block.base, verdict.commits(block), 0)
@@ -89,7 +89,7 @@ class RemoteText:
             end = error
         except asyncio.CancelledError:
             end = Cancelled("The generation was cancelled.")
-        if not self._loop.is_over:  # else the thread ends with the interpreter, without a word
+        if not self._loop.is_over:  # else the interpreter is ending, and the thread ends with it
             answers.put(end)
 
     def cancel(self) -> None:
@@ -109,7 +109,7 @@ class RemoteText:
         await self.there.close()
 
     async def _persist(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, since: float) -> Verdict:
-        """Try until there is an answer. After each failed try comes what may mend it, and a pause."""
+        """Retry until there is an answer, with a remedy and a pause after each failure."""
         error, began = self._fault or (None, since)
         self._fault = None
         tries: Situation | None = None
@@ -122,14 +122,14 @@ class RemoteText:
             except SkydraftError as failed:
                 error = failed
                 continue
-            if self._met is not self._server:  # it has just begun the text, or gone on with it
+            if self._met is not self._server:  # the text has just started here, or moved here
                 self._servers.met(self._server, self.there.target)
                 self._met = self._server
             return verdict
 
     async def _read_on(self, answers: Answers) -> None:
-        """Read what the target writes until it stops, however slow the text's reader is. If that fails, the next call
-        mends it: noticed once, so that the text does not wait for a second sign of it."""
+        """Read what the target writes until it stops, however slow the text's consumer is. Keep an error for the next
+        call, which recovers from it at once."""
         began = self._loop.now()
         try:
             while self.there.is_writing:
@@ -174,7 +174,7 @@ class RemoteText:
         self.there.reopen(server)
 
     def _say_that_it_waits(self, error: SkydraftError, tries: Situation) -> None:
-        waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it goes on alone in a moment
+        waits = tries.waited_s > SILENT_S and not tries.falls_back  # else it falls back in a moment
         if isinstance(error, CloudLost) and waits and not tries.is_told:
             tries.is_told = True
             self._answers.put(f"{self._gone(error)}; waiting up to {self._waiting.timeout_s:g} s for it.")
@@ -182,29 +182,29 @@ class RemoteText:
     async def _end_tries(self, error: SkydraftError, recovery: Recovery, tries: Situation) -> NoReturn:
         if recovery.step == "give up":
             error = of_each(tries.faults)
-            is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # which says until when
+            is_late = recovery.is_late and not isinstance(error, errors.RateLimited)  # that error has its own time
             raise too_late(self._servers.name, error, tries.waited_s) if is_late else error
         gone = error if isinstance(error, CloudError) else CloudFailure(str(error))
         await self.go_alone(gone, is_final=recovery.is_final)
         raise gone
 
     async def go_alone(self, gone: CloudError, *, is_final: bool = False) -> None:
-        """Go on without a cloud that is lost, or was not reached yet; it is asked again and again meanwhile."""
+        """Continue without a cloud that is lost or not reached yet. Probe it in the background, unless `is_final`."""
         self.outage = gone
-        if is_said := self._servers.outage is None:  # else another text has said so
-            self.lines.append(f"{self._gone(gone)}; going on alone.")
+        if is_said := self._servers.outage is None:  # else another text has told the user
+            self.lines.append(f"{self._gone(gone)}; going on without it.")
         if isinstance(gone, CloudLost) and not is_final:
             self._servers.gone(gone)
         if not is_final and self.there.resumes:
             self._probing = asyncio.ensure_future(self._probe(gone, is_said=is_said))
 
     def _gone(self, error: CloudError) -> str:
-        what = "is gone" if self._servers.is_reached else "was not reached"
+        what = "was lost" if self._servers.is_reached else "was not reached"
         what = what if isinstance(error, CloudLost) else "cannot be used"
         return f"The cloud at {self._servers.name} {what} ({error.line.rstrip('.')})"
 
     async def _probe(self, gone: CloudError, *, is_said: bool) -> None:
-        # A server that answers, but fails, may answer the next ping at once and fail again.
+        # A server that answers but fails would also answer the next ping, and fail again.
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S if isinstance(gone, CloudLost) else _LONGEST_PAUSE_S
         if isinstance(gone, errors.RateLimited):
             pause_s = max(pause_s, gone.retry_after_s)
@@ -220,7 +220,7 @@ class RemoteText:
                 self._move(server)
                 if is_said:
                     lost_s = time.monotonic() - began
-                    self.lines.append(f"The cloud is back after {lost_s:.1f} s, and reads the text so far.")
+                    self.lines.append(f"The cloud is back after {lost_s:.1f} s and reads the text so far.")
                 self.outage = None
                 break
 
@@ -237,21 +237,21 @@ def silent(line: str) -> None: ...
 
 
 def waiting_for(timeout_s: float, *, falls_back: bool, has_others: bool) -> Waiting:
-    """How long a text waits for one answer."""
+    """Return how long a text waits for one answer."""
     quick_s = 0.3 if falls_back else 2.0
     ping_s = (0.3 if has_others else 0.5) if falls_back else (2.0 if has_others else 5.0)
     return Waiting(timeout_s, min(quick_s, timeout_s), min(ping_s, timeout_s))
 
 
 class RemoteVerifier:
-    """`Verifier` of a text at one of several servers. It blocks one thread at a time, which calls `notify` with lines
-    for the user."""
+    """`Verifier` of a text at one of several servers. One thread at a time blocks in it, and passes lines for the user
+    to `notify`."""
 
     def __init__(self, text: RemoteText, notify: Notify) -> None:
         self.called = self._is_closed = self._is_cancelled = False
         self._text, self.sent, self._notify, self._loop = text, text.there.sent, notify, shared_loop()
         self._answers: Answers | None = None  # of a call that has not ended
-        self._written = deque[Verdict]()  # what came of it until the target stopped
+        self._written = deque[Verdict]()  # verdicts that came before the target stopped
         self._rtt_ms = 0.0
         self._taken = LinkCost()  # the part of the text's cost that `take_cost` has returned
 
@@ -260,11 +260,12 @@ class RemoteVerifier:
         return self._text.there.spent
 
     def hear(self, came: Came) -> None:
-        """Let the event loop call `came` for each verdict, before this thread has it."""
+        """Call `came` on the event loop for each verdict, possibly before this thread takes it."""
         self._text.came = came
 
     def verify(self, block: DraftBlock, catch_up: Seq[int], write: int = 0) -> Verdict:
-        """The cloud's verdict. Raises CloudError if the cloud is lost for good, or for now if the text falls back."""
+        """Return the cloud's verdict. Raises CloudError if the cloud is lost: for now if the text falls back, otherwise
+        for good."""
         self.called = False
         self._loop.check_process()
         if self._written:
@@ -275,7 +276,7 @@ class RemoteVerifier:
         if (gone := self._text.outage) is not None:
             raise gone.with_traceback(None)  # else its traceback would keep each round alive
         self.called, self._answers = True, (answers := Answers())
-        since = self._loop.now() - self._rtt_ms / 1e3  # a reader may have taken its time since the last round
+        since = self._loop.now() - self._rtt_ms / 1e3  # counts the wait alone, not a slow consumer's time
         self._loop.call(lambda: self._ask(answers, block, tuple(catch_up), write, since))
         try:
             verdict = self._next(answers)
@@ -297,7 +298,7 @@ class RemoteVerifier:
             self._notify(self._text.lines.popleft())
 
     def _next(self, answers: Answers) -> Verdict | None:
-        """The next verdict, None at the end of the call."""
+        """Return the next verdict, None at the end of the call."""
         if self._is_cancelled:
             raise Cancelled("The generation was cancelled.")
         began = time.perf_counter()
@@ -318,11 +319,11 @@ class RemoteVerifier:
         return None
 
     def draft(self, draft: Draft) -> None:
-        """Send drafts beside what the target writes. Any thread may call this."""
+        """Send drafts while the target writes. Any thread may call this."""
         self._loop.post(lambda: self._text.there.draft(draft))
 
     def stop(self) -> bool:
-        """Stop the target's writing. False while `verify` must still take written tokens."""
+        """Stop the target's writing. Return False while written tokens are left for `verify`."""
         if self._answers is not None:
             self._loop.check_process()
             self._loop.post(self._text.there.stop)
@@ -331,7 +332,7 @@ class RemoteVerifier:
         return not self._written
 
     def take_cost(self) -> LinkCost:
-        """Time waited for verdicts, and bytes of all messages, since the last call."""
+        """Return the costs since the last call; `rtt_ms` is the time waited for verdicts."""
         before, self._taken = self._taken, self.link
         rtt_ms, self._rtt_ms = self._rtt_ms, 0.0
         return replace(self._taken - before, rtt_ms=rtt_ms)
@@ -340,17 +341,17 @@ class RemoteVerifier:
         self._loop.call(lambda: self._text.begin(self._text.open()))
 
     def go_alone(self, gone: CloudError) -> None:
-        """Begin without a cloud that was not reached yet."""
-        self._loop.begin(self._text.go_alone(gone)).result()  # before the text asks
+        """Start without a cloud that was not reached yet."""
+        self._loop.begin(self._text.go_alone(gone)).result()  # before the text's first request
         self._say()
 
     def cancel(self) -> None:
-        """End a wait and all later ones with Cancelled. Any thread may call this."""
+        """End this wait and all later ones with Cancelled. Any thread may call this."""
         self._is_cancelled = True
         self._loop.post(self._text.cancel)
 
     def close(self) -> None:
-        """End the text at the server. Never waits, since a finalizer may call this."""
+        """End the text at the server. Never waits: a finalizer may call this."""
         if not self._is_closed:
             self._is_closed = True
             self._text.close()

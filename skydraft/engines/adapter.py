@@ -1,8 +1,8 @@
-"""Adapters: low-rank changes of some matrices of one model (LoRA, arXiv 2106.09685), which an engine adds as it runs.
+"""Adapters: low-rank changes to some matrices of a model (LoRA, arXiv 2106.09685), which an engine adds as it runs.
 
-An adapter is a GGUF file of the form that llama.cpp reads: for each matrix NAME of the base `NAME.lora_a` [rank, in]
-and `NAME.lora_b` [out, rank], in float32; the change is alpha / rank · B · A. Names are those of the base's own file.
-Its field `skydraft.card` says in JSON what it was trained for.
+An adapter is a GGUF file as llama.cpp reads it. For each matrix NAME of the base it has `NAME.lora_a` [rank, in] and
+`NAME.lora_b` [out, rank], in float32; the change is alpha / rank · B · A. Names follow the base's own file. The field
+`skydraft.card` describes its training in JSON.
 """
 
 import errno
@@ -32,8 +32,8 @@ _SIDES = ("lora_a", "lora_b")
 
 
 class AdapterCard(Stored):
-    """The models and the prompts that an adapter was made from. All these prompts have the first `beginning_len` tokens
-    in common, of which `beginning` is the digest; 0 if they share nothing of their own."""
+    """The models and prompts of an adapter's training. All these prompts share their first `beginning_len` tokens,
+    with the digest `beginning`; 0 if they share no beginning of their own."""
 
     base: str
     base_name: str
@@ -45,11 +45,11 @@ class AdapterCard(Stored):
     beginning: str = ""
 
     def begins(self, prompt: Seq[int] | npt.NDArray[np.int32]) -> bool:
-        """Whether a prompt begins as all of those do that it was trained for."""
+        """Whether a prompt begins like all prompts that the adapter was trained for."""
         return 0 < self.beginning_len < len(prompt) and digest(prompt[: self.beginning_len]) == self.beginning
 
     def check_base(self, fingerprint: str, name: str) -> None:
-        """Raise OptionError for a model with other weights than those that it was trained for."""
+        """Raise OptionError unless the adapter was trained for these weights."""
         if fingerprint != self.base:
             own, other = f"{self.base_name} ({self.base[:8]})", f"{name} ({fingerprint[:8]})"
             hint = "Name the model that it was trained for, or train another."
@@ -57,13 +57,13 @@ class AdapterCard(Stored):
 
 
 def digest(token_ids: Seq[int] | npt.NDArray[np.int32]) -> str:
-    """16 hex digits that stand for a prompt, or for the beginning of one."""
+    """Return 16 hex digits that identify a prompt, or the beginning of one."""
     return hashlib.sha256(np.asarray(token_ids, "<i4").tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """Pairs (A, B) of one rank by the name of the matrix that they change."""
+    """Pairs (A, B) of one rank, by the name of the changed matrix."""
 
     card: AdapterCard
     alpha: float
@@ -75,7 +75,7 @@ class Adapter:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits that name the base with these changes; those of an engine that adds them."""
+        """32 hex digits that identify the base with these changes; the fingerprint of an engine that adds them."""
         total = hashlib.sha256(f"{self.card.base} {self.alpha}".encode())
         for name in sorted(self.pairs):
             total.update(name.encode())
@@ -85,11 +85,11 @@ class Adapter:
 
 
 def write_adapter(path: Path, adapter: Adapter) -> None:
-    """Write an adapter's file, which only the user can read. Raises OSError."""
+    """Write an adapter's file, readable by its owner only. Raises OSError."""
     with importing("Adapters need", "learn"):
         from gguf import GGUFWriter
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it, where there has to be room anyway; what writes it says nothing of a full disk.
+    # Written beside it, where room is needed anyway. GGUFWriter does not report a full disk, so the file is read back.
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         made = Path(folder) / "adapter"
         writer = GGUFWriter(made, adapter.card.architecture)
@@ -111,14 +111,14 @@ def write_adapter(path: Path, adapter: Adapter) -> None:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Read an adapter from its file. Raises RecordsError if it holds none, or there is no such file."""
+    """Read an adapter from its file. Raises RecordsError if the file is missing or not an adapter."""
     if not path.is_file():
         raise RecordsError(f"{path} cannot be read: it is not a file.", hint="Check its name.")
     with importing("Adapters need", "learn"):
         from gguf import GGUFReader, GGUFValueType
 
     class Reader(GGUFReader):  # type: ignore[misc]
-        """Without arrays, whose counts it believes: an adapter has none, and a forged count would fill the memory."""
+        """A reader that refuses arrays: adapters have none, and a forged length would fill the memory."""
 
         def _get_field_parts(self, offset: int, kind: int) -> Any:
             if kind == GGUFValueType.ARRAY:
@@ -132,13 +132,13 @@ def read_adapter(path: Path) -> Adapter:
         tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
         names = sorted({name.rpartition(".")[0] for name in tensors})
         adapter = Adapter(card, fields[_ALPHA].contents(), {name: _pair(tensors, name) for name in names})
-        # llama.cpp ends the process at a value of another type
+        # llama.cpp crashes on a value of another type
         form = {"general.type": "adapter", "general.architecture": card.architecture, "adapter.type": "lora"}
         is_one = all(fields[key].contents() == value for key, value in form.items())
         is_one = is_one and fields[_ALPHA].types == [GGUFValueType.FLOAT32] and 0 < adapter.alpha < math.inf
         if not is_one or len(tensors) != 2 * len(names) or len({len(low) for low, _ in adapter.pairs.values()}) != 1:
             raise ValueError("it changes nothing, or is of another form")
-    except Exception as error:  # a damaged file raises errors of many kinds
+    except Exception as error:  # a damaged file raises many kinds of errors
         hint = "Make one with: skydraft learn run."
         raise RecordsError(f"{path} is not an adapter of this version, or it is damaged.", hint=hint) from error
     return adapter
@@ -153,19 +153,19 @@ def _pair(tensors: Mapping[str, Matrix], name: str) -> tuple[Matrix, Matrix]:
 
 
 def inject(model: Any, names: Seq[str], rank: int, alpha: float, label: str = "default") -> dict[str, Any]:
-    """Give matrices of a torch model trainable changes that are 0 yet; returns these parameters by their names."""
+    """Add trainable changes, still 0, to matrices of a torch model; returns the new parameters by name."""
     with importing("Adapters need", "learn"):
         from peft import LoraConfig, inject_adapter_in_model
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(names), lora_dropout=0.0)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are meant
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several are intended
         inject_adapter_in_model(config, model, label)
     end = f".{label}.weight"
     return {name: value for name, value in model.named_parameters() if ".lora_" in name and name.endswith(end)}
 
 
 class AdaptedModel:
-    """A torch model and its adapters, of which each forward uses one, or none, whose label is "". Any thread."""
+    """A torch model and its adapters. Each forward uses one, or none (label ""). Any thread may use it."""
 
     def __init__(self, model: Any, fingerprint: str) -> None:
         self.fingerprint = fingerprint
@@ -174,7 +174,7 @@ class AdaptedModel:
 
     @contextmanager
     def using(self, label: str) -> Iterator[Any]:
-        """The model with one adapter; others wait for it meanwhile."""
+        """Yield the model with one adapter; other threads wait meanwhile."""
         with self._lock:
             if label != self._active:
                 self._activate(label)
@@ -189,8 +189,8 @@ class AdaptedModel:
         self._active = label
 
     def add(self, path: Path, name: str) -> tuple[str, str]:
-        """Add an adapter; returns its label, and what the model is called with it. Raises OptionError for another base
-        than this model, `name`, and RecordsError for a file that is damaged or does not fit."""
+        """Add an adapter; returns its label, and the fingerprint of model and adapter. Raises OptionError unless it was
+        trained for this model, called `name`, and RecordsError for a file that is damaged or does not fit."""
         import torch
 
         adapter = read_adapter(path)
@@ -203,7 +203,7 @@ class AdaptedModel:
                     for matrix, pair in adapter.pairs.items():
                         for side, given in zip("AB", pair, strict=True):
                             value = values[f"{matrix}.lora_{side}.{label}.weight"]
-                            if value.shape != given.shape:  # `copy_` would repeat one row for all
+                            if value.shape != given.shape:  # `copy_` would broadcast a single row
                                 raise ValueError(f"{matrix} has another form")
                             value.copy_(torch.from_numpy(given))
             except (KeyError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The adapters of one model by their names, each an engine of its own on the same weights."""
+"""The adapters of one model by name, each with its own engine on the same weights."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """An adapter's file as it was read, and its engine once a text has used it."""
+    """An adapter's file as it was read, and its engine after a text has used it."""
 
     path: Path
-    stamp: tuple[int, ...]  # which file it is, when it was written, and its bytes
+    stamp: tuple[int, ...]  # the file's inode, times and size
     card: AdapterCard
     engine: Engine | None = None
 
 
 class Adapters:
-    """The adapters below `folder`, each at NAME/adapter.gguf. A file that is new or changed counts from the next text.
+    """The adapters in `folder`, each at NAME/adapter.gguf. New or changed files apply from the next text.
 
-    An engine is opened when a text first uses it. After its file has changed or gone it is closed, when no text uses it
-    or can still wait for a seat. Any thread may ask.
+    An engine is opened when a text first uses it. If its file changes or is removed, the engine is closed once no text
+    uses it or can still wait for it. Any thread may use this.
     """
 
     def __init__(self, base: Engine) -> None:
         self.folder: Path | None = None
         self.default = AUTO  # for texts that name none
-        self.wait_s = 300.0  # for so long a text that has chosen one may wait for its turn
-        self._of = weakref.ref(base)  # which owns this
+        self.wait_s = 300.0  # how long a text that has chosen one may wait for a sequence
+        self._of = weakref.ref(base)  # the owner of this object
         self._known: dict[str, _Known] = {}
-        self._replaced: dict[Engine, float] = {}  # and when
+        self._replaced: dict[Engine, float] = {}  # old engines, and the time of their replacement
         self._lock = threading.Lock()
 
     @property
     def _base(self) -> Engine:
         base = self._of()
-        assert base is not None  # whoever asks has it
+        assert base is not None  # the caller holds it
         return base
 
     @property
@@ -61,15 +61,16 @@ class Adapters:
 
     @property
     def usable(self) -> list[str]:
-        """The names of those that are whole, and were trained for these weights."""
+        """The names of intact adapters that were trained for these weights."""
         with self._lock:
             return [name for name in self.names if self._is_usable(name)]
 
     def choose(self, name: str | None, prompt: Seq[int] | TokenIds) -> Engine:
-        """The engine for a text, with the adapter of that name or file; "none" is the model as it is, None `default`.
+        """Return the engine for a text, with the adapter of that name or file; "none" is the plain model, None
+        `default`.
 
-        For "auto" it is the adapter whose prompts all begin as this one does; of several that of the longest beginning.
-        Raises OptionError or RecordsError for an adapter that was named.
+        "auto" is the adapter whose prompts all begin like this one; among several the longest beginning wins. Raises
+        OptionError or RecordsError for an adapter that was named.
         """
         wanted = self.default if name is None else name
         if wanted == NONE:
@@ -82,10 +83,10 @@ class Adapters:
             except SkydraftError:
                 if wanted != AUTO:
                     raise
-                return self._base  # one that cannot be opened is said where it is named
+                return self._base  # the error appears when the adapter is named
 
     def trained_on(self, chosen: Engine) -> frozenset[str]:
-        """Digests of the prompts that the adapter of an engine of ours was trained on; none for the model as it is."""
+        """Return digests of the prompts that an engine's adapter was trained on; none for the plain model."""
         with self._lock:
             cards = [known.card for known in self._known.values() if known.engine is chosen]
             return frozenset(cards[0].trained_on if cards else ())
@@ -96,7 +97,7 @@ class Adapters:
         return max(found, key=lambda known: known.card.beginning_len, default=None)
 
     def _is_usable(self, name: str) -> bool:
-        with suppress(SkydraftError):  # a damaged one is said where it is named
+        with suppress(SkydraftError):  # the error appears when the adapter is named
             return self._read(name).card.base == self._base.fingerprint
         return False
 
@@ -134,7 +135,7 @@ class Adapters:
 
     def _close_replaced(self) -> None:
         for name, known in [*self._known.items()]:
-            if known.engine and not known.path.exists():  # it was taken back
+            if known.engine and not known.path.exists():  # it was removed
                 self._replace(known.engine)
                 del self._known[name]
         for engine, since in [*self._replaced.items()]:

@@ -1,4 +1,4 @@
-"""What an engine is to all other rooms: sequences of tokens that any thread may open, feed, cut back and close."""
+"""The interface of engines: sequences of tokens that any thread may open, feed, truncate and close."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ __all__ = ["Engine", "Feeds", "Seats", "Sequence", "TokenBuffer"]
 
 
 class Engine(Model, AbstractContextManager["Engine"]):
-    """A model that gives logits; only an Engine can draft or verify. Subclasses write what `Model` asks for.
+    """A model that gives logits; only an Engine can draft or verify. Subclasses implement `Model`.
 
-    Any thread may use an engine and its sequences: each call takes `floor` and waits for it. A thread that reads rows
-    while others use the engine holds `floor` from the feed to the last row. Calls on a closed engine raise EngineError.
+    Any thread may use an engine and its sequences: each call waits for the lock `floor`. A thread must hold `floor`
+    from a feed until it has read the rows, since other forwards overwrite them. A closed engine raises EngineError.
     """
 
-    drafts = True  # it is a model
+    drafts = True  # False without a model
     on_gpu = False
 
     def __init__(self, name: str) -> None:
         self.name, self.lock, self.prefixes = name, FairLock(), PrefixCache()
         self.adapters = Adapters(self)
-        self.adapter: str | None = None  # the name of its own, if it adds one
+        self.adapter: str | None = None  # the name of the adapter that this engine adds
         self._is_exact: dict[Hashable, bool] = {}  # by shape, see `feed_compared`
         self.is_local_only = False  # whether its texts must stay on this device
 
     def vocabulary_file(self) -> bytes:
-        """A GGUF file of its vocabulary, without matrices; empty for other kinds of models."""
+        """Return a GGUF file with the vocabulary but no matrices; empty for other kinds of models."""
         return b""
 
     def open_adapted(self, adapter: Path) -> Engine:
-        """Another engine on the same weights, which adds this adapter to them. Raises OptionError or RecordsError."""
+        """Open an engine on the same weights that adds this adapter. Raises OptionError or RecordsError."""
         raise OptionError(f"{self.name} takes no adapters.", hint="Use a GGUF model or a checkpoint of text.")
 
     def room(self, prompt: Seq[int] | TokenIds, media: Recordings = ()) -> int:
-        """How many tokens can follow a prompt. Raises PromptError for one that `check_prompt` refuses."""
+        """Return how many tokens can follow a prompt. Raises PromptError like `check_prompt`."""
         self.check_prompt(prompt, media)
         return self.context_len - len(prompt)
 
     def open(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """A new sequence holding all of `prompt` but its last token, which `extend` feeds first. Raises PromptError."""
+        """Open a sequence with all of `prompt` but its last token, which `extend` feeds first. Raises PromptError."""
         sequence = self.begin(prompt, media, reuse)
         with or_else(sequence.close):
             self.fill(sequence, prompt)
         return sequence
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
-        """An empty one for `prompt`, or one with what an earlier one shares; `prefill` fills it. Raises PromptError."""
+        """Open a sequence for `prompt`, empty or with a cached beginning; `prefill` fills it. Raises PromptError."""
         with self.floor:
             self.check_prompt(prompt, media)
             return self.prefixes.begin(self, prompt, media, reuse)
@@ -70,25 +70,25 @@ class Engine(Model, AbstractContextManager["Engine"]):
             pass
 
     def prefill(self, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
-        """Feed the next part of all of `prompt` but its last token; returns whether there is more to feed."""
+        """Feed the next part of `prompt` without its last token; returns whether there is more to feed."""
         with self.floor:
             sequence.check_open()
             return self.prefixes.feed(self, sequence, prompt)
 
     def drop(self, sequence: Sequence) -> None:
-        """Keep or release a closed sequence: now, or before the next one begins where a thread has the floor."""
+        """Keep or release a closed sequence: at once, or when the next one begins if the engine is in use."""
         self.prefixes.drop(sequence)
         self.lock.if_free(lambda: self.prefixes.settle(self))
 
     def forget_kept(self, older_than_s: float = 0.0) -> None:
-        """Release what was kept for so long, unless a thread has the floor."""
+        """Free KV kept longer than `older_than_s`. Does nothing while the engine is in use."""
         self.lock.if_free(lambda: self.prefixes.forget(self, older_than_s))
 
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
-        """Keeps the promise of `invariant_rows` at any length; on failure every sequence is as before.
+        """Keep the promise of `invariant_rows` at any length; on failure every sequence stays as before.
 
-        The probe at the load sees a short text only, and kernels may take another path for a longer KV cache (llama.cpp
-        has one from 512 cells on). So the first forward of a shape is compared with single rows where it happens.
+        The probe at load time only sees a short text, and kernels may take another path for a longer KV cache
+        (llama.cpp does from 512 cells on). So the first forward of each shape is compared with single rows.
         """
         lengths = [sequence.length for sequence, _ in feeds]
         shapes = self.shapes(feeds)
@@ -129,7 +129,7 @@ class Engine(Model, AbstractContextManager["Engine"]):
         self.check_media(prompt, media)
 
     def close(self) -> None:
-        """Free the model once no thread has the floor; a second call changes nothing. Later calls get EngineError."""
+        """Free the model once no thread uses it; a second call changes nothing. Later calls raise EngineError."""
         if self.lock.close():
             self.adapters.close()
             self.free()

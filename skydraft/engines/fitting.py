@@ -1,4 +1,4 @@
-"""How long a context may be: what models were trained with, and what the free memory holds. Nothing is loaded."""
+"""The longest context: limited by the models' training and the free memory. Nothing is loaded."""
 
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -8,12 +8,12 @@ from skydraft.engines.llama.library import kv_facts, load_library
 from skydraft.engines.slots import SHORT
 
 ENOUGH = 32_768  # tokens, for coding agents
-_SHARE = 0.5  # of the memory that is free once the weights are there
+_SHARE = 0.5  # of the memory that is free after the weights are loaded
 
 
 def fitting_context(models: Seq[Path], num_sequences: int) -> tuple[int, int, str]:
-    """Tokens of context for a text of these GGUF models, where one may be long while all others are short; tokens of
-    all together; and a line about it. Raises BrokenModel."""
+    """Return (context length, tokens of all texts together, line to show) for these GGUF models: one text may be long
+    while the others are short. Raises BrokenModel."""
     facts = [kv_facts(load_library(), path) for path in models]
     trained, token_bytes = min(context for context, _ in facts), sum(num_bytes for _, num_bytes in facts)
     free = free_bytes()

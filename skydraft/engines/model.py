@@ -1,4 +1,4 @@
-"""What each kind of engine writes, its lock, and its sequences: tokens, and a KV cache exactly as long as they are."""
+"""The part that each kind of engine implements, the lock, and sequences: tokens with a KV cache of the same length."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _RLock: Any = type(threading.RLock())
 
 
 class FairLock(_RLock):  # type: ignore[misc]
-    """For `with`, once a thread (see `Engine.floor`). Once it is closed, `with` raises EngineError.
+    """A lock for `with`, granted in order of arrival, not reentrant (see `Model.floor`). EngineError when closed.
 
-    Ctrl-C may interrupt a thread between any two steps of Python. So all that others wait for are locks in C, whose
-    `with` releases them in one step; `__exit__` is that of RLock.
+    Ctrl-C may interrupt a thread between any two steps of Python. So threads only wait for locks in C, whose `with`
+    releases them in one step; `__exit__` comes from RLock.
     """
 
     def __init__(self) -> None:
         self.is_closed = False  # only `close` changes it
-        self._last = threading.Lock()  # which the thread that came last holds until it has this one
+        self._last = threading.Lock()  # held by the last thread in line until it has this lock
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread has it."""
+        """Whether this thread holds the lock."""
         return bool(self._is_owned())
 
     def __enter__(self) -> None:
@@ -47,7 +47,7 @@ class FairLock(_RLock):  # type: ignore[misc]
         mine = threading.Lock()
         try:
             with mine:
-                before, self._last = self._last, mine  # one step; where it is not, only the order suffers
+                before, self._last = self._last, mine  # one step; if interrupted, only the order suffers
                 with before:
                     self.acquire()
             self.check_open()
@@ -56,8 +56,8 @@ class FairLock(_RLock):  # type: ignore[misc]
             raise
 
     def if_free(self, work: Callable[[], object]) -> None:
-        """Do some work with the lock, if it is open and no thread has it, not even this one. It never waits, since the
-        garbage collector may close a sequence anywhere."""
+        """Work under the lock if it is open and no thread holds it, not even this one. Never wait, since the garbage
+        collector may close a sequence anywhere."""
         if self.is_mine or self.is_closed:
             return
         try:
@@ -73,7 +73,7 @@ class FairLock(_RLock):  # type: ignore[misc]
             self.release()
 
     def close(self) -> bool:
-        """Close it for all threads, once its owner has released it; returns whether it was open."""
+        """Close the lock for all threads, once its owner has released it; returns whether it was open."""
         with suppress(EngineError), self:
             self.is_closed = True
             return True
@@ -85,7 +85,7 @@ class FairLock(_RLock):  # type: ignore[misc]
 
 
 class TokenBuffer:
-    """Token ids that grow at the end and are cut to an absolute length. Its view is read-only."""
+    """Token ids that grow at the end, and can be cut to an absolute length. The view is read-only."""
 
     def __init__(self, token_ids: Seq[int] | TokenIds = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
@@ -116,8 +116,9 @@ class TokenBuffer:
 
 class Sequence:
     """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
-    `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` says which later sequences may take
-    over the KV after `close`, None that none may. `media` are the recordings behind the audio tokens.
+
+    `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` selects later sequences that may take
+    over the KV after `close`; None selects none. `media` are the recordings of the audio tokens.
     """
 
     def __init__(
@@ -126,8 +127,8 @@ class Sequence:
     ) -> None:  # fmt: skip
         self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media
         self._tokens = TokenBuffer(token_ids)
-        self.whole_len = whole_len  # how many went in as whole parts of a prompt; only the engine raises it
-        self.prefill_cost = Cost(num_cached=self.length)  # of its prompt, not taken yet; only the engine writes it
+        self.whole_len = whole_len  # tokens fed as whole parts of a prompt; only the engine raises it
+        self.prefill_cost = Cost(num_cached=self.length)  # cost of the prompt, not taken yet; only the engine writes it
         self.is_closed = False  # only `close` changes it
 
     @property
@@ -142,13 +143,13 @@ class Sequence:
     def extend(self, token_ids: Seq[int] | TokenIds) -> Rows:
         """Feed tokens at the end; returns logits [len(token_ids), vocab.size].
 
-        Row i are the raw logits of the token that follows token_ids[: i + 1]. Valid until the next forward of the
-        same engine. Raises EngineError and leaves the sequence as it was when the engine refuses.
+        Row i has the raw logits for the token after token_ids[: i + 1]. Rows are valid until the next forward of the
+        same engine. Raises EngineError and leaves the sequence unchanged if the engine refuses.
         """
         return self.engine.extend_batch([(self, token_ids)])[0]
 
     def truncate(self, length: int) -> None:
-        """Cut to an absolute length; the same length again changes nothing. Raises EngineError if refused."""
+        """Cut to an absolute length; the current length changes nothing. Raises EngineError if refused."""
         with self.engine.floor:
             self.check_open()
             if not 0 <= length <= self.length:
@@ -160,8 +161,8 @@ class Sequence:
                 self._assert_kv()
 
     def align(self, token_ids: TokenIds) -> None:
-        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. It compares the
-        KV cache with the true text, so no rejection has to be remembered (F1 to F3)."""
+        """Cut to the longest prefix shared with `token_ids`, but leave at least one of these to feed. Comparing the KV
+        cache with the true text makes bookkeeping of rejections unnecessary (F1 to F3)."""
         shared = min(self.length, len(token_ids) - 1)
         differs = np.flatnonzero(self.token_ids[:shared] != token_ids[:shared])
         self.truncate(int(differs[0]) if len(differs) else shared)
@@ -175,18 +176,18 @@ class Sequence:
             raise EngineError("This sequence is closed.")
 
     def discard(self) -> None:
-        """Close it without keeping its KV, which may be half done."""
+        """Close without keeping the KV, which may be incomplete."""
         self.reuse = None
         self.close()
 
     def close(self) -> None:
-        """Give the KV memory back; the sequence cannot be used afterwards. Any thread may close it at any time."""
+        """Return the KV memory; the sequence cannot be used afterwards. Any thread may close it at any time."""
         if not self.is_closed:
             self.is_closed = True
             self.engine.drop(self)
 
     def record(self, token_ids: Seq[int] | TokenIds) -> None:
-        """Note tokens that the engine has just written into the KV cache. Only engines call this."""
+        """Record tokens that the engine has just written into the KV cache. Only engines call this."""
         self._tokens.extend(token_ids)
         self._assert_kv()
 
@@ -199,9 +200,10 @@ Feeds = Seq[tuple[Sequence, Seq[int] | TokenIds]]
 
 
 class Model(ABC):
-    """The part of an `Engine` that differs from kind to kind. `Engine` calls it under its lock, with valid arguments.
-    Subclasses of `Engine` set the attributes and write the five abstract methods from `allocate` to `kv_length`.
-    `fingerprint` names the weights, wherever their files lie. `vocab` does not refer to the engine.
+    """The part of an `Engine` that differs between kinds. `Engine` calls it under its lock, with valid arguments.
+
+    Subclasses of `Engine` set the attributes and implement the five abstract methods from `allocate` to `kv_length`.
+    `fingerprint` identifies the weights, wherever their files are. `vocab` does not refer to the engine.
     """
 
     name: str
@@ -213,56 +215,55 @@ class Model(ABC):
     max_batch_rows: int = 512  # most rows of a forward without logits
     max_output_rows: int = 512  # most rows of a forward with logits
     max_sequences: int = 1  # KV is kept for reuse while fewer are open
-    slots: Slots | None = None  # if no more than these can be open: a generation then waits for its own
-    has_kernels: bool = True  # whose path may depend on the length; then rows are compared further on in a text
-    probed_len: int = 255  # tokens; the profile stands for shorter texts
-    is_full_precision: bool = True  # 16 bits round differences away: rows equal in a probe need not be equal later
+    slots: Slots | None = None  # limits open sequences, if any; further generations wait
+    has_kernels: bool = True  # kernels may change with the length, so rows of longer texts are compared again
+    probed_len: int = 255  # tokens up to which the profile is valid
+    is_full_precision: bool = True  # 16 bits hide differences: rows equal in a probe may differ later
     profile: RowProfile = NOT_PROBED
     default_execution: Execution = "exact"
-    about_rows: str = ""  # the type of the weights, and how many rows keep their bits
+    about_rows: str = ""  # a line on the weights' type, and how many rows keep their bits
     can_copy: bool = False  # whether it has `copy`
 
     @property
     def floor(self) -> AbstractContextManager[object]:
-        """The engine's lock for `with`, also within a `with` of its owner. While a thread has it no other can overwrite
-        rows."""
+        """The engine's lock for `with`, reentrant. While a thread holds it, no other thread can overwrite rows."""
         return nullcontext() if self.lock.is_mine else self.lock
 
     @abstractmethod
     def allocate(self, num_tokens: int) -> Any:
-        """A handle for a new, empty KV sequence, which will soon hold so many tokens."""
+        """Return a handle for a new, empty KV sequence, which will soon hold `num_tokens`."""
 
     @abstractmethod
     def forward(self, feeds: Feeds, *, want_logits: bool) -> list[Rows]:
-        """Run the model and write KV, on failure some or none. Rows per feed, not read without `want_logits`."""
+        """Run the model and write KV, on failure perhaps a part. Returns rows per feed, empty without `want_logits`."""
 
     @abstractmethod
     def roll_back(self, sequence: Sequence, length: int) -> None:
-        """Drop KV from position `length` on; raises EngineError when the cache cannot."""
+        """Drop KV from position `length` on; raises EngineError if the cache cannot."""
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None: ...
 
     @abstractmethod
     def kv_length(self, sequence: Sequence) -> int:
-        """How many tokens the cache itself says it holds."""
+        """Return the number of tokens by the cache's own count."""
 
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:  # noqa: B027
-        """Give `target`, which is empty, the KV of the first `length` tokens of `source`, to the bit."""
+        """Copy the KV of the first `length` tokens of `source` into the empty `target`, to the bit."""
 
-    def free(self) -> None:  # noqa: B027  nothing to do where all is in Python
+    def free(self) -> None:  # noqa: B027  engines in Python have nothing to free
         """Called once, by `Engine.close`."""
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Features of mono audio [num_samples] at 16 kHz. Raises PromptError, as every engine that takes none does."""
+        """Return features of mono audio [num_samples] at 16 kHz. Raises PromptError if the engine takes no audio."""
         raise self._no_audio()
 
     def audio_tokens(self, media: Media) -> tuple[int, ...]:
-        """The part of a prompt that stands for `media`, its two marks included. Raises PromptError like `media`."""
+        """Return the prompt tokens for a recording, its two marks included. Raises PromptError like `media`."""
         raise self._no_audio()
 
     def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
-        """Raise PromptError unless the prompt's audio tokens are those of `media`, in its order."""
+        """Raise PromptError unless the prompt's audio tokens match `media`, in order."""
         if media:
             raise self._no_audio()
 
@@ -272,7 +273,7 @@ class Model(ABC):
 
     @property
     def num_cells(self) -> int:
-        """Tokens that its sequences have memory for, where that grows with them."""
+        """Tokens that the sequences have memory for, if memory grows with them; else 0."""
         return 0
 
     @property
@@ -281,19 +282,19 @@ class Model(ABC):
 
     @property
     def forward_ms(self) -> tuple[float, ...]:
-        """Times of 1, 2, … rows. A row more does not save time, so what took longer met a busy moment."""
+        """Milliseconds for 1, 2, … rows. More rows are never faster: a longer time for fewer rows was a busy moment."""
         return tuple(np.minimum.accumulate(self.profile.forward_ms[::-1])[::-1].tolist())
 
     def shapes(self, feeds: Feeds) -> list[Hashable]:
-        """Forwards of one kind have the same shapes and take the same path through the kernels."""
+        """Return the shapes of a forward. Forwards of the same shape take the same path through the kernels."""
         return [tuple(sorted((sequence.length.bit_length(), len(token_ids)) for sequence, token_ids in feeds))]
 
     def max_rows(self, execution: Execution | None = None) -> int:
-        """The most rows of one forward: those that change no bit, or all. None is the engine's default."""
+        """Return the most rows of one forward: `invariant_rows` if exact, else all. None is the engine's default."""
         return self.invariant_rows if (execution or self.default_execution) == "exact" else self.max_output_rows
 
     def extend_batch(self, feeds: Feeds) -> list[Rows]:
-        """Feed several sequences in one forward: the same as one by one while all rows fit in `invariant_rows`. Each
+        """Feed several sequences in one forward. Up to `invariant_rows` the result equals feeding one by one. Each
         sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
         with self.floor:
             if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
@@ -318,7 +319,7 @@ class Model(ABC):
             raise kind(f"A token id is outside the vocabulary of {self.vocab.size} tokens.")
 
     def feed(self, feeds: Feeds, *, want_logits: bool = True) -> list[Rows]:
-        """One forward of all feeds, and their tokens noted; on failure all KV is as before. For `Engine` alone."""
+        """Run one forward of all feeds and record the tokens; on failure all KV stays as before. For `Engine` only."""
         try:
             rows = self.forward(feeds, want_logits=want_logits)
         except BaseException:
@@ -331,4 +332,4 @@ class Model(ABC):
 
     @abstractmethod
     def feed_compared(self, feeds: Feeds) -> list[Rows]:
-        """Feed rows whose bits at this length are not known yet, and compare them with single rows."""
+        """Feed rows whose bits at this length are unknown, and compare them with single rows."""

@@ -18,10 +18,10 @@ class EngineOptions:
 
     `num_threads` 0 means all cores that the process may use, and one for transformers models below 50 million
     parameters. `gpu_layers` is for GGUF files (-1: all), `device` and `dtype` are for transformers models.
-    `max_sequences` are generations at a time, and conversations kept; a further generation waits
-    for up to `wait_s` seconds. With a `total_len` the sequences of a GGUF model and its adapters have memory for so
-    many tokens in all, taken as they grow; otherwise each has that of its whole context from the start, and several go
-    into one forward. `notify` gets lines to show.
+    `max_sequences` limits generations at a time, and conversations kept; further generations wait for up to `wait_s`
+    seconds. With a `total_len` the sequences of a GGUF model and its adapters share memory for that many tokens, taken
+    as they grow. Otherwise each sequence has memory for its whole context from the start, and one forward can feed
+    several. `notify` gets lines to show.
     """
 
     context_len: int = 4096
@@ -46,7 +46,7 @@ class EngineOptions:
             raise OptionError(f"--context must be 16 or more, --parallel 1 or more, and {most}.")
 
     def on(self, side: str) -> Self:
-        """The options of one model of a pair: edge=cpu,cloud=cuda names a `device`, or a `dtype`, for each side."""
+        """Return the options for one side of a pair: edge=cpu,cloud=cuda gives each side a `device` (or `dtype`)."""
         return replace(self, device=_on(side, self.device, "cpu"), dtype=_on(side, self.dtype, "float32"))
 
 

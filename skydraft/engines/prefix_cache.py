@@ -1,9 +1,9 @@
-"""Prefix caching: closed sequences keep their KV, so that a later prompt that begins alike feeds only its new text.
+"""Prefix caching: closed sequences keep their KV, so that a later prompt with the same beginning feeds only new text.
 
 Feeding a part of a prompt gives other bits than feeding single rows. So exact execution reuses only whole parts of an
-earlier prompt, which end at the same places in every prompt: caching changes when a token comes, never which. The chat
-template's text before the first user text is a part too, fed once and copied into every sequence that begins with it.
-What conversations of one owner have in common beyond it is copied too.
+earlier prompt, which end at the same places in every prompt: caching never changes a token. The chat template's text
+before the first user text is also a part. It is fed once and copied into every sequence that begins with it. Longer
+beginnings that conversations of one owner share are copied too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def part_ends(token_ids: Seq[int] | TokenIds, part_len: int, beginning: tuple[int, ...]) -> list[int]:
-    """Where the parts of a prompt end, first 0: at multiples of `part_len`, and after `beginning` if it has that."""
+    """Return the ends of a prompt's parts, and 0: multiples of `part_len`, and the end of `beginning` if present."""
     ends = {*range(0, len(token_ids) + 1, part_len)}
     return sorted(ends | {len(beginning)} if _begins(token_ids, beginning) else ends)
 
@@ -37,39 +37,38 @@ def _begins(token_ids: Seq[int] | TokenIds, beginning: tuple[int, ...]) -> bool:
 
 
 class PrefixCache:
-    """Closed sequences of one engine, kept while there is room, and how many are open. `drop` and `progress` need no
-    floor."""
+    """Kept and open sequences of one engine. `drop` and `progress` need no lock."""
 
     def __init__(self) -> None:
-        # All that are neither kept nor released. One that an interrupt dropped before anybody had it is no longer here.
+        # Sequences neither kept nor released. Weak, so that one lost to an interrupt does not stay.
         self._taken: weakref.WeakSet[Sequence] = weakref.WeakSet()
         self._progress: dict[int, tuple[int, int]] = {}  # by identity, of prompts that are being read
-        self.beginning: tuple[int, ...] = ()  # whose KV all prompts share that begin so; set before any prompt
-        self._begun: Sequence | None = None  # it holds the beginning, and nothing else
+        self.beginning: tuple[int, ...] = ()  # prompts that begin with it share its KV; set before any prompt
+        self._begun: Sequence | None = None  # holds exactly the beginning
         self._dropped: list[Sequence] = []  # closed, and neither kept nor released yet
-        self._kept: dict[Sequence, float] = {}  # closed ones since when, the longest kept first
+        self._kept: dict[Sequence, float] = {}  # closed sequences and their times, oldest first
 
     @property
     def num_open(self) -> int:
-        """How many sequences are neither closed nor lost."""
+        """Number of open sequences."""
         return len(self._taken) - len(self._dropped)
 
     @property
     def slots(self) -> list[Any]:
-        """Those that hold something."""
+        """Slots in use."""
         return [each.slot for each in (*self._taken, *self._kept, self._begun) if each]
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens read, and all tokens, of the prompts that are being read."""
+        """(Tokens read, all tokens) of the prompts that are being read."""
         reading = list(self._progress.values())
         return sum(done for done, _ in reading), sum(all_of for _, all_of in reading)
 
     def begin(self, engine: Engine, prompt: Seq[int] | TokenIds, media: Recordings, reuse: Reuse | None) -> Sequence:
-        """A sequence that holds the tokens that an earlier one shares with `prompt`; an empty one where none does.
+        """Open a sequence with the tokens that an earlier one shares with `prompt`; empty if none does.
 
-        A kept one of which less than half is shared is another conversation with the same beginning: it is taken only
-        where there is no room beside it, and else what is shared is copied.
+        If less than half of a kept sequence is shared, it is another conversation with the same beginning. Then the
+        shared part is copied; the sequence itself is taken only if there is no room for another.
         """
         self.settle(engine)
         ids = np.asarray(prompt, np.int32)
@@ -93,7 +92,7 @@ class PrefixCache:
     def _source(
         self, engine: Engine, ids: TokenIds, media: Recordings, reuse: Reuse | None
     ) -> tuple[Sequence | None, int]:
-        """What shares most with a prompt, a kept one rather than an open one, and how much; None where nothing does."""
+        """Return (the sequence that shares most with a prompt, shared length), kept ones first; None if too little."""
         found = [*self._kept, *(each for each in self._taken if engine.can_copy and not each.is_closed)]
         shared = [self._shared_len(engine, each, ids, media, reuse) if reuse else 0 for each in found]
         length = max(shared, default=0)
@@ -103,8 +102,8 @@ class PrefixCache:
         both = min(len(held.media), len(media))
         if held.reuse is None or held.reuse.scope != reuse.scope or held.media[:both] != media[:both]:
             return 0
-        shared = num_shared(held.token_ids, prompt[:-1])  # the last one is fed by the first `extend`
-        # A token that means audio means nothing outside a prompt: it must not be taken for speech.
+        shared = num_shared(held.token_ids, prompt[:-1])  # the first `extend` feeds the last token
+        # A generated audio token is no speech, so with media only prompt parts are shared.
         whole = prompt[: min(shared, held.whole_len)]
         return part_ends(whole, engine.max_batch_rows, self.beginning)[-1] if reuse.exact or media else shared
 
@@ -112,7 +111,7 @@ class PrefixCache:
     def _give(
         engine: Engine, source: Sequence, sequence: Sequence, token_ids: Seq[int] | TokenIds, whole_len: int
     ) -> None:
-        """Copy the KV of these tokens into an empty sequence. Where that fails it stays empty, and they are read."""
+        """Copy the KV of these tokens into an empty sequence. If that fails it stays empty, and they will be fed."""
         with suppress(EngineError, MemoryError):
             engine.copy(source, sequence, len(token_ids))
             if engine.kv_length(sequence) == len(token_ids):
@@ -123,7 +122,7 @@ class PrefixCache:
         engine.roll_back(sequence, 0)
 
     def feed(self, engine: Engine, sequence: Sequence, prompt: Seq[int] | TokenIds) -> bool:
-        """Feed the next part; returns whether there is more. Parts end at the same places whatever was reused."""
+        """Feed the next part; returns whether there is more. Parts end at the same places, with or without reuse."""
         begins, end = _begins(prompt[:-1], self.beginning), len(prompt) - 1
         if self._begun and not sequence.length and begins:
             self._give(engine, self._begun, sequence, self.beginning, len(self.beginning))
@@ -142,7 +141,7 @@ class PrefixCache:
                 sequence.prefill_cost += Cost(forward_ms=ms, prefill_ms=ms)
         self._progress[id(sequence)] = sequence.length, end
         has_more = sequence.length < end
-        if not has_more or sequence.is_closed:  # perhaps meanwhile, which `drop` has noted too early
+        if not has_more or sequence.is_closed:  # closed meanwhile: `drop` came before the line above
             self._progress.pop(id(sequence), None)
         return has_more
 
@@ -160,7 +159,7 @@ class PrefixCache:
         while self._dropped:
             done = self._dropped.pop()
             if done not in self._taken:
-                continue  # two threads have closed it
+                continue  # two threads closed it
             self._taken.remove(done)
             if done.reuse and done.length:
                 self._kept[done] = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Measures what forwards of n rows give and cost on this machine, with a short text, and keeps it beside the models."""
+"""Measures bits and times of forwards of n rows on this machine, with a short text, and stores the result."""
 
 import math
 import os
@@ -19,15 +19,15 @@ from skydraft.files import read_file, write_whole
 MAX_PROBED_ROWS = 16
 _PROBED_LEN = 16  # tokens before the probed rows
 _MAX_REPETITIONS = 3
-_SLOW_STEP_S = 0.02  # the probe takes fifty steps or so
+_SLOW_STEP_S = 0.02  # the probe takes about fifty steps
 _ENOUGH_S = 2.0  # no further repetition begins after that
 _PROFILES = TypeAdapter(dict[str, RowProfile])  # the file of profiles, by key
 
 
 def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> RowProfile:
-    """Feed the same tokens one by one and n at a time: bits and times. `notify` gets a line if that takes long."""
+    """Feed tokens one by one and n at a time; compare bits, measure times. `notify` gets a line if it is slow."""
     length = min(_PROBED_LEN, engine.context_len // 2)
-    # Special tokens may stand for audio that is not there.
+    # Special tokens may need audio.
     plain_ids = np.setdiff1d(np.arange(engine.vocab.size), list(engine.vocab.special_ids))
     num_ids = min(length + MAX_PROBED_ROWS, engine.context_len)
     token_ids = np.random.default_rng(0).choice(plain_ids, num_ids).tolist()
@@ -42,15 +42,15 @@ def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> 
 
 
 def _compare(sequence: Sequence, feed: list[int], max_rows: int) -> tuple[int, tuple[float, ...]]:
-    """Up to how many rows the bits are those of one row at a time; milliseconds of 1 to `max_rows` rows."""
+    """Return (most rows with the same bits as single rows, milliseconds for 1 to `max_rows` rows)."""
     length = sequence.length
     singly = [sequence.extend([token_id]).copy() for token_id in feed]
     forward_ms, num_equal, begin = [math.inf] * max_rows, max_rows, time.perf_counter()
-    # Not all repetitions of one n together: a busy moment should spoil one of them only.
+    # Repetitions of one n are spread out, so that a busy moment spoils only one.
     for repetition in range(_MAX_REPETITIONS):
         if repetition > 1 and time.perf_counter() - begin > _ENOUGH_S:
             break
-        # Rows cost least in fours, so these are measured again.
+        # Multiples of four are cheapest per row, so they are measured again.
         for num_rows in (num for num in range(1, max_rows + 1) if not repetition or num < 4 or num % 4 == 0):
             sequence.truncate(length)
             began = time.perf_counter()
@@ -69,17 +69,17 @@ def cpu_model() -> str:
 
 
 def profile_of(engine: Engine, key: str, options: EngineOptions) -> RowProfile:
-    """The profile under `key` in the file at `options.profile_path`; if there is none, probe, and add it unless others
-    keep the processors busy, so that the next load probes again. The key names everything that could change the answer:
-    file, library, processor, threads, cache types."""
+    """Return the profile stored under `key` in `options.profile_path`, or probe. A new profile is stored unless other
+    processes are busy; then the next load probes again. The key has everything that could change the result: file,
+    library, processor, threads."""
     path, key = options.profile_path, f"{key}|{MAX_PROBED_ROWS} rows"
     if path and (known := _read(path).get(key)):
         return known
     was_busy, profile = is_busy(), probe(engine, options.notify)
     if path and not was_busy and not is_busy():
-        with suppress(OSError):  # a read-only cache folder costs a probe at the next start, nothing else
+        with suppress(OSError):  # with a read-only cache folder the next load probes again
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Of two processes that write at once, one will probe again.
+            # If two processes write at once, one of them probes again later.
             write_whole(path, _PROFILES.dump_json({**_read(path), key: profile}, indent=1))
     return profile
 

@@ -1,4 +1,4 @@
-"""Which engine opens a model, by its file or folder. A toy has neither. Each is imported when it is needed."""
+"""Chooses the engine for a model by its file or folder; a toy has neither. Engines are imported when needed."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from skydraft.engines.toy import open_toy
 
 
 def open_engine(spec: str, path: Path | None, options: EngineOptions) -> Engine:
-    """`path` is a file or a folder. Raises BrokenModel or MissingDependency."""
+    """Open the model in a file or folder `path`, or a toy without one. Raises BrokenModel or MissingDependency."""
     if path is None:
         return open_toy(spec, options.context_len, options.max_sequences)
     if path.is_file():

@@ -1,4 +1,4 @@
-"""What forwards of n rows cost on this machine: which to pad with rows that are thrown away, and how to part feeds."""
+"""The times of forwards of n rows on this machine; they decide when to pad with unused rows and how to split feeds."""
 
 import math
 from collections import deque
@@ -13,38 +13,38 @@ from skydraft.files import log
 
 @dataclass(frozen=True, slots=True)
 class RowProfile:
-    """Measured on this machine. `invariant_rows`: how many rows one forward may hold and still be bit-identical to one
-    row at a time. `forward_ms[n - 1]`: best time of a forward of n rows."""
+    """Measured on this machine. Forwards of up to `invariant_rows` rows are bit-identical to one row at a time.
+    `forward_ms[n - 1]` is the best time of a forward of n rows."""
 
     invariant_rows: int
     forward_ms: tuple[float, ...]
 
     @property
     def is_sound(self) -> bool:
-        """Whether a probe may have measured it: a file may hold anything."""
+        """Whether the values are plausible: a file may hold anything."""
         return 0 < self.invariant_rows <= len(self.forward_ms) and all(0 < ms < math.inf for ms in self.forward_ms)
 
     def limit(self, num_rows: int) -> int:
-        """Up to how many rows that many may be padded: they keep their bits if they had them."""
+        """Return the limit for padding that many rows. Exact rows stay exact."""
         return self.invariant_rows if num_rows <= self.invariant_rows else len(self.forward_ms)
 
 
 NOT_PROBED = RowProfile(invariant_rows=1, forward_ms=(1.0,))
-_KEPT, _ENOUGH = 32, 8  # times of one number of rows
-_SAVES = 0.95  # of the time, at most, is worth the padding
+_KEPT, _ENOUGH = 32, 8  # times to keep, and to need, for each number of rows
+_SAVES = 0.95  # padding must reduce the time to this share
 _PARTED = 2.0
 
 
 class Pass(NamedTuple):
-    """Rows of several sequences in one forward: `num_rows` of each of `feeds`. Those that a feed lacks are padding."""
+    """Rows of several sequences in one forward: `num_rows` of each feed. Missing rows are padding."""
 
     feeds: tuple[int, ...]
     num_rows: int
 
 
 class RowCosts:
-    """A stored profile, and medians of the forwards since. One line in the log says where the two part: the profile was
-    measured on a busy machine, or the machine is another one now."""
+    """A stored profile, and median times since. The log gets one line if they differ: the machine was busy when
+    profiled, or has changed."""
 
     def __init__(self, profile: RowProfile, name: str) -> None:
         self.profile, self._ms, self._name, self._is_told = profile, profile.forward_ms, name, False
@@ -52,11 +52,11 @@ class RowCosts:
 
     @property
     def forward_ms(self) -> tuple[float, ...]:
-        """Times of 1, 2, … rows with what they are padded to."""
+        """Milliseconds for 1, 2, … rows, padding included."""
         return tuple(map(self.ms, range(1, len(self._ms) + 1)))
 
     def padded(self, num_rows: int) -> int:
-        """The cheapest number of rows that holds so many."""
+        """Return the cheapest number of rows, at least `num_rows`."""
         limit = min(self.profile.limit(num_rows), len(self._ms))
         if not 1 < num_rows < limit:
             return num_rows
@@ -68,8 +68,8 @@ class RowCosts:
         return known[self.padded(num_rows) - 1] if num_rows <= len(known) else num_rows * known[-1] / len(known)
 
     def passes(self, sizes: Seq[int]) -> list[Pass]:
-        """The cheaper of two ways to feed these sizes. llama.cpp takes as many rows of each sequence into a forward, so
-        sequences with few rows are padded, or what is left of the others comes in forwards of their own."""
+        """Return the cheaper of two ways to feed these sizes. llama.cpp takes the same number of rows of each sequence
+        into a forward. So either short sequences are padded, or further forwards take the rest of the longer ones."""
         padded = Pass(tuple(range(len(sizes))), max(sizes))
         steps = pairwise((0, *sorted(set(sizes))))
         parted = [Pass(tuple(i for i, size in enumerate(sizes) if size > done), end - done) for done, end in steps]
@@ -78,7 +78,7 @@ class RowCosts:
         return min([padded], parted, key=lambda ways: sum(self.ms(len(each.feeds) * each.num_rows) for each in ways))
 
     def note(self, num_rows: int, ms: float) -> None:
-        """Take in how long a forward took, padding included."""
+        """Record the time of a forward, padding included."""
         if num_rows > len(self._seen):
             return
         self._seen[num_rows - 1].append(ms)

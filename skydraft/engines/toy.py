@@ -1,7 +1,7 @@
 """A language model that is a table: for tests, documentation and `--edge-model toy`.
 
-Logits depend on the last two tokens and on the position, all read back from the KV cache, so that a cache which
-is advanced twice, not rolled back, or at wrong positions gives other logits, as in a real model.
+Logits depend on the last two tokens and the position, all read back from the KV cache. So a cache that was advanced
+twice, not rolled back, or at wrong positions gives other logits, as in a real model.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ _TOY_TEMPLATE = (
 
 
 def character_vocab(characters: Iterable[str]) -> Vocab:
-    """A token per distinct character, one per byte, so that any text can be encoded, and `<eos>` as the last id. Longer
-    words among the characters are tokens, too."""
+    """Return a vocabulary of one token per distinct character, one per byte, so that any text can be encoded, and
+    `<eos>` as the last id. Longer words among the characters are tokens, too."""
     distinct = list(dict.fromkeys(characters))
     parts = re.compile("|".join([*(re.escape(word) for word in distinct if len(word) > 1), "(?s:.)"]))
     pieces = [char.encode() for char in distinct] + [bytes([byte]) for byte in range(256)] + [b"<eos>"]
@@ -70,7 +70,7 @@ class ListEngine(Engine):
 
 
 class VocabularyOnly(ListEngine):
-    """No model: what a device needs that drafts without one."""
+    """A vocabulary without a model, for a device that drafts by copying."""
 
     drafts, context_len = False, 1 << 30
 
@@ -83,10 +83,10 @@ class VocabularyOnly(ListEngine):
 
 
 class ToyEngine(ListEngine):
-    """Table model over `vocab`.
+    """A table model over `vocab`.
 
     `by_last` and `by_previous` are [vocab.size, vocab.size] logits for the last and the last but one token,
-    `by_position` is [period, vocab.size]; a row is their sum. A slot is a list of (token, position), the KV cache.
+    `by_position` is [period, vocab.size]. A row is their sum. A slot is a list of (token, position), the KV cache.
     """
 
     can_copy = True
@@ -134,11 +134,11 @@ def random_toy(
     vocab: Vocab, *, seed: int = 0, drift: float = 0.0, drift_seed: int = 1, scale: float = 3.0,
     context_len: int = 4096, name: str = "toy",
 ) -> ToyEngine:  # fmt: skip
-    """A toy with random tables. `drift` mixes in other random tables: 0 is the same model, 1 or more a poor drafter."""
+    """Make a toy with random tables. `drift` mixes in other tables: 0 is the same model, 1 or more a poor drafter."""
     size = vocab.size
     own, other = _drawn(seed, size, scale), _drawn(drift_seed, size, scale)
     last, previous, position = (mine + np.float32(drift) * theirs for mine, theirs in zip(own, other, strict=True))
-    # Bare bytes would make broken characters, and an early end makes every test short.
+    # Bare bytes would make broken characters, and an early end would make every test short.
     rare = np.array([len(piece) == 1 and piece[0] >= 0x80 for piece in vocab.pieces])
     last[:, rare | np.isin(np.arange(size), list(vocab.end_ids))] -= 4 * scale
     return ToyEngine(
@@ -148,7 +148,7 @@ def random_toy(
 
 
 def open_toy(spec: str, context_len: int = 4096, max_sequences: int = 1) -> ToyEngine:
-    """The packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
+    """Open the packaged toy: `toy`, or `toy:drift=0.4` for a drafter that agrees with it less often."""
     key, _, value = spec.partition(":")[2].partition("=")
     try:
         drift = float(value) if key else 0.0

@@ -1,4 +1,4 @@
-"""Answers from the events of a desk, whole or as server-sent events, whatever the interface."""
+"""Make answers from a desk's events, whole or as server-sent events. All interfaces build on this."""
 
 import codecs
 import itertools
@@ -21,7 +21,7 @@ from skydraft.gateway.schema import Body
 from skydraft.prompts.tool_calls import Piece
 from skydraft.types import FinishReason, Round, Score, StepRecord, Token
 
-_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # where some clients cut lines
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # some clients split lines at these
 _RECORD = (
     "round", "outcome", "reason", "num_draft", "num_accepted", "num_committed", "num_audited", "num_agreed", "wall_ms",
 )  # fmt: skip
@@ -29,7 +29,7 @@ _RECORD = (
 
 @dataclass
 class WrittenCall:
-    """A call of a tool so far. Its arguments are a JSON object where it is whole, else the beginning of one."""
+    """A tool call so far. If it `is_whole`, its arguments are a JSON object, else the beginning of one."""
 
     name: str
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
@@ -39,11 +39,11 @@ class WrittenCall:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What tokens of one origin, one after the other, add to a choice."""
+    """Consecutive tokens of one origin, as additions to a choice."""
 
     pieces: Seq[Piece]
     scores: Seq[Score] = ()
-    ours: dict[str, Any] | None = None  # what the key `skydraft` says of them
+    ours: dict[str, Any] | None = None  # the chunk's key `skydraft`
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Choice:
     calls: list[WrittenCall] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
-    both: dict[str, Any] = field(default_factory=dict)  # log-probabilities by both models, if they are wanted
+    both: dict[str, Any] = field(default_factory=dict)  # log-probabilities by both models, if requested
     began: Began = field(default_factory=Began)
     ended: Ended | None = None
 
@@ -74,14 +74,14 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended, by OpenAI's names: for its calls only where the last one is whole."""
+        """OpenAI's name for why it ended: "tool_calls" only if the last call is whole."""
         if self.finish in (None, "length", "content_filter"):
             return self.finish
         return "tool_calls" if self.calls and self.calls[-1].is_whole else "stop"
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What it took, once it has ended. By model: which tokens it wrote, what servers read and wrote, the cost."""
+        """Statistics and receipt of the ended choice, and each model's tokens and cost."""
         assert self.ended
         stats, receipt = self.ended.stats, self.ended.receipt
         num_cloud = sum(token.origin in ITS_OWN for token in self.tokens)
@@ -93,11 +93,11 @@ class Choice:
 
 
 class Answer(ABC):
-    """One answer under way. `ending` follows the last chunk of a stream."""
+    """One answer in progress. `ending` follows the last chunk of a stream."""
 
     ending = b""
     reads: ClassVar[type[Body]]
-    tells_length_in_stream: ClassVar[bool] = False  # that a prompt is too long; else by the status
+    tells_length_in_stream: ClassVar[bool] = False  # report a too long prompt in the stream, not by HTTP status
 
     def __init__(self, order: Order, vocab: Vocab) -> None:
         self._ask, self._vocab = order.ask, vocab
@@ -113,7 +113,7 @@ class Answer(ABC):
     def first(self) -> Iterator[dict[str, Any]]: ...
 
     def take(self, index: int, event: Event) -> Iterator[dict[str, Any]]:
-        """Add an event to a choice; returns its chunks. Raises the event if it is an error."""
+        """Add an event to a choice, and yield its chunks. Raises the event if it is an error."""
         choice = self.choices[index]
         if isinstance(event, Exception):
             raise event
@@ -132,10 +132,10 @@ class Answer(ABC):
 
     @abstractmethod
     def _write(self, index: int, run: Run) -> Iterator[dict[str, Any]]:
-        """Add a run to its choice; returns its chunks, in the order of its pieces."""
+        """Add a run to its choice, and yield its chunks in the order of its pieces."""
 
     def _runs(self, choice: Choice, event: Wrote) -> Iterator[Run]:
-        """The runs of a round. Their tokens are added to the choice."""
+        """Yield the runs of a round, and add their tokens to the choice."""
         scores, first = iter(event.scores), 0
         for _, run in itertools.groupby(zip(event.tokens, event.pieces, strict=True), lambda each: each[0].origin):
             tokens, pieces = zip(*run, strict=True)
@@ -156,7 +156,7 @@ class Answer(ABC):
             yield Run(joined, scored, ours)
 
     def _wanted(self, scores: Iterable[Score]) -> list[Score]:
-        """With as many of the best tokens as the client's own field asks for; none if it asks for none."""
+        """Cut each score to the number of best tokens that the client requested; empty without a request."""
         best, scores = self._ask.num_best, list(scores)
         return [] if best is None else [replace(each, best=each.best[:best]) for each in scores]
 
@@ -168,7 +168,7 @@ class Answer(ABC):
 
     @property
     def usage(self) -> tuple[int, int, int]:
-        """Tokens of the prompts, each once for all its choices; of the first, how many were kept; tokens written."""
+        """(prompt tokens, each prompt once; cached tokens of the first prompt; tokens written)."""
         each, numbers = self._body.n or 1, [choice.began.num_prompt_tokens for choice in self.choices]
         ended = self.choices[0].ended
         cached = max(ended.stats.cached_tokens.edge, ended.stats.cached_tokens.cloud) if ended else 0
@@ -186,11 +186,11 @@ class Answer(ABC):
         return self.refused(refusal)
 
     def ping(self) -> bytes:
-        """What a stream sends while nothing is written."""
+        """Return the bytes that keep a silent stream open."""
         return b": ping\n\n"
 
     def as_event(self, chunk: dict[str, Any]) -> bytes:
-        """A chunk as a server-sent event, which has the name of the chunk's type, if any."""
+        """Encode a chunk as a server-sent event, named by the chunk's type, if any."""
         text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
         name = f"event: {chunk['type']}\n" if "type" in chunk else ""
         return f"{name}data: {text}\n\n".encode()
@@ -203,7 +203,7 @@ class Answer(ABC):
 
 
 class ItemsAnswer(Answer):
-    """An answer of one choice, whose texts and calls are items in their order. The last item may be open."""
+    """An answer of one choice, with texts and calls as ordered items. The last item may be open."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -235,7 +235,7 @@ def _shown(record: StepRecord) -> dict[str, Any]:
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same pieces, each as long as it can be."""
+    """Join adjacent pieces of one kind."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None
@@ -247,14 +247,14 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def _token_text(data: bytes) -> str:
-    """A token's text; as OpenAI does, bytes that are no whole characters are spelled out."""
+    """Return a token's text. Spell out bytes that are not valid UTF-8, like OpenAI."""
     with suppress(UnicodeDecodeError):
         return data.decode()
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
-    """In OpenAI's shape, with what it lacks: the id of each token, and whether it ends a text."""
+    """Return scores in OpenAI's shape, plus each token's id, and whether it ends a text."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
         data = vocab.name_bytes(token_id)
@@ -269,7 +269,7 @@ def token_logprobs(vocab: Vocab, scores: Seq[Score]) -> list[dict[str, Any]]:
 def both_logprobs(
     vocab: Vocab, scores: Iterable[Seq[Score | None]], num_tokens: int, num_best: int
 ) -> dict[str, list[dict[str, Any] | None]]:
-    """For each of so many tokens what the draft model and the target say of it; None where a model did not read it."""
+    """Return both models' log-probabilities of the first `num_tokens` tokens; None where a model did not read one."""
 
     cut = [[each and replace(each, best=each.best[:num_best]) for each in side[:num_tokens]] for side in scores]
     told = [[token_logprobs(vocab, [each])[0] if each else None for each in side] for side in cut]
@@ -277,7 +277,7 @@ def both_logprobs(
 
 
 def text_logprobs(vocab: Vocab, scores: Seq[Score], offset: int) -> dict[str, Any]:
-    """The `logprobs` of the part of a text that begins after `offset` characters."""
+    """Return the `logprobs` of a text's tokens from `offset` characters on."""
     names = [vocab.name_bytes(each.token_id) for each in scores]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     starts = itertools.accumulate((len(decoder.decode(name)) for name in names), initial=offset)
@@ -299,7 +299,8 @@ def _number(logprob: float | None) -> float | None:
 
 
 def named_tokens(tokens: Seq[Token], first: int, done: Round) -> dict[str, Any]:
-    """The ids of a run that begins at `first` of its round, how many characters each adds, and which were forced."""
+    """Return a run's token ids, their lengths in characters, and which were forced. `first` is the run's place in its
+    round."""
     drafted = tokens[0].origin not in ITS_OWN
     forced = [at for at in range(len(tokens)) if drafted and done.block.is_forced(first + at)]
     named = {"token_ids": [each.token_id for each in tokens], "token_chars": [len(each.text) for each in tokens]}

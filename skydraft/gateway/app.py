@@ -38,7 +38,7 @@ from skydraft.prompts.messages import asked
 
 T = TypeVar("T")
 log = logging.getLogger("skydraft.gateway")
-_PAGE_HEADERS = {  # that keep other sites from using the page
+_PAGE_HEADERS = {  # prevent other sites from using the page
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify",
@@ -51,10 +51,10 @@ _PAGE_HEADERS = {  # that keep other sites from using the page
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """`max_running` answers are written at a time, and `max_waiting` more may wait.
+    """Limits and times of a gateway. It writes `max_running` answers at a time, and `max_waiting` more may wait.
 
-    A stream begins with its first token or after `hold_s`, so that an earlier failure can still be an HTTP error; then
-    it sends a ping every `ping_s`. Pages of `origins` may use the gateway. A body must arrive within `body_s`.
+    A stream starts with its first token or after `hold_s`, so that earlier failures are still HTTP errors. A silent
+    stream sends a ping every `ping_s`. Pages of `origins` may use the gateway. A body must arrive within `body_s`.
     """
 
     max_running: int = 4
@@ -68,9 +68,10 @@ class GatewayOptions:
 
 
 class Gateway:
-    """`app` is the ASGI application. With `authorize` there are keys, of several owners if `has_several` says so.
+    """`app` is the ASGI application. With `authorize` clients need keys; `has_several` tells whether these have several
+    owners.
 
-    Raises OptionError for defaults that no chat could follow.
+    Raises OptionError for defaults that the model's chats cannot follow.
     """
 
     def __init__(
@@ -79,14 +80,14 @@ class Gateway:
     ) -> None:  # fmt: skip
         self._is_shared = has_several if authorize else lambda: False
         self.pair, self._defaults, self._options = pair, defaults, options
-        if defaults.think != "auto" or defaults.params.think_budget:  # as every chat would be refused
+        if defaults.think != "auto" or defaults.params.think_budget:  # raises now what every chat would raise
             prompted(GenerateRequest(asked("a"), params=defaults.params, think=defaults.think), pair.edge)
         self.names = ModelNames(pair)
         self._cloud = CloudHealth(pair)
         self.desk = Desk(pair, options.max_running, options.max_waiting, has_keys=authorize is not None)
         self.metrics = GatewayMetrics(self.desk, pair)
         self._reader = ThreadPoolExecutor(2 if authorize else 1, thread_name_prefix="reading")
-        self._reads = defaultdict[str, asyncio.Lock](asyncio.Lock)  # of each key, which reads one thing at a time
+        self._reads = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by label: a key reads one long body at a time
         cors = Middleware(
             CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"],
             allow_private_network=True,
@@ -138,15 +139,15 @@ class Gateway:
         return endpoint
 
     async def _order(self, request: Request, kind: type[Answer]) -> Order:
-        """What a body asks for. Raises Refusal or UsageError."""
+        """Return the requests of a body. Raises Refusal or UsageError."""
         visit: Visit = request.state.visit
         ask = await self._reading(visit, read_ask, visit.body, kind.reads)
         is_long, visit.body = visit.is_long or bool(ask.recordings), bytearray()
-        # Of a label's conversations; a hash, since the cloud must not learn the label.
+        # Separates the caches of labels. A hash, because the cloud must not learn the label.
         scope = hashlib.sha256(repr((visit.label, ask.body.cache_salt)).encode()).hexdigest()[:16]
         make = partial(order_of, cache_scope=scope, shares_target=self._is_shared())
         order = await self._reading(visit, make, ask, self.pair.edge, self.names, self._defaults, takes_long=is_long)
-        # What the recordings are unpacked to; all choices share them.
+        # The decoded recordings, which all choices share.
         visit.take(sum(audio.samples.nbytes for message in order.requests[0].messages for audio in message.audio))
         return order
 
@@ -168,7 +169,7 @@ class Gateway:
         return await _Writing(self, kind(order, self.pair.edge.vocab), events).reply(request, streams=streams)
 
     async def _reading(self, visit: Visit, read: Callable[..., T], *given: Any, takes_long: bool = False) -> T:
-        """Call `read`, in a thread where it `takes_long` or the body is: then keys take turns."""
+        """Call `read`, in a thread if it `takes_long` or the body is long. Each key uses that thread once at a time."""
         if not (takes_long or visit.is_long):
             return read(*given)
         async with self._reads[visit.label]:
@@ -208,7 +209,7 @@ class Gateway:
         state = await asyncio.to_thread(self._cloud.state)
         auditor, (num_read, of) = self.pair.auditor, self.pair.progress
         audits = {"audits": {**auditor.counts, "newest": list(map(asdict, auditor.figures))}} if auditor else {}
-        is_told = of and not self._is_shared()  # how long the prompts of another key are is nobody's business
+        is_told = of and not self._is_shared()  # a key must not learn the length of another key's prompts
         reading = {"reading": {"tokens": num_read, "of": of}} if is_told else {}
         return JSONResponse({"status": "ok", "cloud": state} | audits | reading)
 
@@ -225,11 +226,12 @@ class _Writing:
         return list(self._answer.take(index, event))
 
     async def reply(self, request: Request, *, streams: bool) -> Response:
-        """The complete answer, or its stream. It returns early if the client hangs up, and its visit ends the tickets.
+        """Return the complete answer, or its stream. Return early if the client disconnects; the visit then ends the
+        tickets.
 
-        Raises errors, of a stream those from before its first token.
+        Raises errors; of a stream, only those before its first token.
         """
-        hold_s = self._gateway._options.hold_s if streams else None  # then pings keep the client waiting
+        hold_s = self._gateway._options.hold_s if streams else None  # after it, pings keep the connection open
         gone, begun = asyncio.ensure_future(_gone(request)), asyncio.ensure_future(self._begin(streams))
         try:
             await asyncio.wait({gone, begun}, timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +243,7 @@ class _Writing:
             return Response(b"".join(map(self._answer.as_event, told)), media_type="text/event-stream")
         finally:
             for each in (gone, begun):
-                each.cancel()  # an event that it waited for stays in the queue
+                each.cancel()  # loses no event: unread ones stay in the queue
             await asyncio.wait({gone, begun})
         if not streams:
             return JSONResponse(self._answer.whole()) if self._answer.is_complete else Response(status_code=499)
@@ -249,7 +251,7 @@ class _Writing:
         return StreamingResponse(self._chunks(chunks), media_type="text/event-stream", headers=headers)
 
     async def _begin(self, streams: bool) -> list[dict[str, Any]]:
-        """The first chunks of a stream; the last ones of an answer that comes whole."""
+        """Return the first chunks of a stream, or the last ones of an answer in one piece."""
         chunks: list[dict[str, Any]] = []
         while not (self._answer.is_complete or (streams and chunks)):
             chunks = self._take(*await self._events.get())
@@ -273,7 +275,7 @@ class _Writing:
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has hung up. Call this after the body was read."""
+    """Return when the client has disconnected. Call this only after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/chat/completions`: its body, and answers whole or as server-sent events."""
+"""OpenAI's `/v1/chat/completions`: its body, and its answers, whole or as server-sent events."""
 
 import time
 import uuid
@@ -33,7 +33,7 @@ _AS_CALL = BeforeValidator(lambda call: {**flat(call), "type": "function_call"} 
 
 
 class _Prediction(Checked):
-    """What the answer may repeat. Its parts are texts."""
+    """Text that the answer may repeat, in parts."""
 
     type: Literal["content"]
     content: Annotated[Some[TextPart], Field(max_length=4096), IN_PARTS]
@@ -45,8 +45,8 @@ class _Message(Checked):
     name: str | None = None
     tool_calls: Some[Annotated[CalledTool, _AS_CALL]] | None = None
     tool_call_id: str | None = None
-    reasoning_content: Any = None  # what clients send back as they got it, in whatever form others write it
-    reasoning: Any = None  # the same, as others call it
+    reasoning_content: Any = None  # thoughts that a client sends back, in any server's form
+    reasoning: Any = None  # the same by another name
 
     def turn(self) -> Turn:
         thought = lines(self.reasoning_content or self.reasoning)
@@ -78,7 +78,7 @@ class ChatRequest(Body):
 
 
 class ChatAnswer(Answer):
-    """The choices of a chat completion. `kinds` are the names of a whole one, of a chunk and of ids."""
+    """A chat completion. `kinds` has the `object` of a whole answer and of a chunk, and the prefix of ids."""
 
     reads: ClassVar[type[Body]] = ChatRequest
     ending = b"data: [DONE]\n\n"
@@ -107,7 +107,7 @@ class ChatAnswer(Answer):
             yield self._chunk(index, {}, choice.finish_reason, choice.figures | self._left_out)
 
     def _logprobs(self, scores: Seq[Score], offset: int) -> dict[str, Any] | None:
-        """The log-probabilities of tokens after `offset` characters of text and prompt; None if they are not wanted."""
+        """Return the tokens' log-probabilities, None if not requested. `offset` counts prompt and text characters."""
         wanted = self._ask.num_best is not None
         return {"content": token_logprobs(self._vocab, scores), "refusal": None} if wanted else None
 
@@ -161,7 +161,7 @@ class ChatAnswer(Answer):
 
 
 def _delta(choice: Choice, run: Run) -> dict[str, Any]:
-    """The run is added to its choice."""
+    """Add a run to its choice, and return the delta."""
     text = "".join(piece.text for piece in run.pieces if piece.kind == "text")
     thought = "".join(piece.text for piece in run.pieces if piece.kind == "thinking")
     calls = list[dict[str, Any]]()
@@ -177,7 +177,7 @@ def _delta(choice: Choice, run: Run) -> dict[str, Any]:
 
 
 def _thought(text: str) -> dict[str, str]:
-    """By DeepSeek's name, which most clients read, and by that of vLLM and OpenRouter."""
+    """Name thoughts as DeepSeek does, for most clients, and as vLLM and OpenRouter do."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 

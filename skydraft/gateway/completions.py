@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/completions`: its body, and answers whole or as server-sent events."""
+"""OpenAI's `/v1/completions`: its body, and its answers, whole or as server-sent events."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -17,7 +17,7 @@ _Prompt = Annotated[str, Field(strict=True)] | TokenIds
 
 
 def _listed(prompt: Any) -> Any:
-    """One prompt, a text or token ids, is a list of one."""
+    """Make a list of a single prompt, which is a text or token ids."""
     is_one = not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int))
     return [prompt] if is_one else prompt
 
@@ -30,7 +30,7 @@ class TextRequest(Body):
     max_new_tokens: MaxTokens | Literal[0] = Field(None, alias="max_tokens")
     best_of: Literal[1] | None = None
     echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)  # 0 asks for those of the chosen tokens
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)  # 0: of the chosen tokens only
 
     def to_ask(self) -> Ask:
         return Ask(
@@ -43,7 +43,7 @@ class TextAnswer(ChatAnswer):
     kinds = "text_completion", "text_completion", "cmpl"
 
     def first(self) -> Iterator[dict[str, Any]]:
-        """The echoed prompt. With log-probabilities it comes when it was read."""
+        """Yield the echoed prompt. With log-probabilities it comes later, once it was read."""
         for index, choice in enumerate(self.choices):
             if choice.prefix and self._ask.num_best is None:
                 yield self._chunk(index, {"content": choice.prefix})

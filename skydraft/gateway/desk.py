@@ -1,7 +1,7 @@
-"""The answers being written: a few generations at a time, each in its own thread, the others in a queue.
+"""Run generations: a few at a time, each in its own thread, the others in a queue.
 
-Rounds take turns on the engines (`Engine.floor`), so a short answer does not wait for a long one. If a client hangs up,
-its place, its sequence and its seat in the cloud are freed; other clients notice nothing.
+Generations alternate on an engine round by round, so a short answer does not wait for a long one. When a client
+disconnects, its place, its sequence and its session in the cloud are freed.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _TTFT_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A choice is about to be written, after the text `begins`. Scores are empty unless wanted."""
+    """A choice starts, after the text `begins`. Scores are empty unless requested."""
 
     num_prompt_tokens: int = 0
     begins: str = ""
@@ -41,7 +41,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """A round was written. `pieces` are those that became certain with each of its tokens."""
+    """A round was written. `pieces` has the pieces that each of its tokens made certain."""
 
     done: Round
     tokens: Seq[Token]
@@ -52,10 +52,10 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The choice is complete. `pieces` are its last ones. `scores` are those of its tokens by the draft model and by
-    the target, if any are wanted."""
+    """The choice is complete. `pieces` are the last ones. `scores` are its tokens' scores by (draft model, target), if
+    requested."""
 
-    finish: FinishReason  # "interrupted" after the only call that was allowed
+    finish: FinishReason  # "interrupted" after the only allowed call
     pieces: Seq[Piece]
     stop: str  # the stop string that ended it, or ""
     stats: Stats
@@ -69,23 +69,22 @@ Events: TypeAlias = "asyncio.Queue[tuple[int, Event]]"
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One choice to write. Its events go into `events` with its `index`: Began, then Wrote, then Ended or an error.
-
-    `label` names its client.
+    """One choice to write for the client `label`. Its events go into `events` with its `index`: Began, several Wrote,
+    then Ended or an error.
     """
 
     request: GenerateRequest
     label: str
     index: int
     events: Events
-    reader: Reader  # only its thread uses it, and changes the next two
+    reader: Reader  # only the generation's thread uses it, and changes the next two
     pair: Pair | None = None
     generation: Generation | None = None
     is_cancelled: bool = False  # only `Desk.cancel` changes it
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def read(self, tokens: Iterable[Token]) -> Iterator[Seq[Piece]]:
-        """The pieces that become certain with each token, up to the one that completes the only call."""
+        """Yield the pieces that each token makes certain. Stop after the only allowed call."""
         for token in tokens:
             if self.reader.is_done:
                 return
@@ -98,11 +97,11 @@ class Ticket:
 
 
 class Desk:
-    """Runs at most `max_running` tickets at a time, and lets `max_waiting` wait.
+    """Run at most `max_running` tickets at a time; at most `max_waiting` wait.
 
-    The key with the fewest running tickets goes next. With keys, a key must leave as many places free as it has, and
-    the last place to run is for a key that runs nothing, so that long answers of one key do not keep all others
-    waiting. All but `_run` belongs to the thread of the event loop.
+    The key with the fewest running tickets goes next. With keys, a key must leave as many places free as it has. The
+    last running place is for a key that runs nothing, so long answers of one key do not block all others. The thread of
+    the event loop calls everything but `_run`.
     """
 
     def __init__(self, pair: Pair, max_running: int, max_waiting: int, *, has_keys: bool = False) -> None:
@@ -127,9 +126,9 @@ class Desk:
     def submit(
         self, requests: Seq[GenerateRequest], label: str = "", reader: Callable[[], Reader] = Reader
     ) -> tuple[list[Ticket], Events]:
-        """Queue all choices or none; returns the queue of their events. `reader` makes what finds calls in a choice.
+        """Queue all choices or none; return their tickets and event queue. `reader` makes a choice's parser of calls.
 
-        Raises Refusal if there is no room, and CloudLost once the gateway stops.
+        Raises Refusal if there is no room, CloudLost once the gateway stops.
         """
         if self._is_stopping:
             raise CloudLost("The gateway is shutting down.")
@@ -152,7 +151,7 @@ class Desk:
             return
         for under_way in (ticket.pair, ticket.generation):
             if under_way is not None:
-                with suppress(SkydraftError):  # it may be ending
+                with suppress(SkydraftError):  # it may end at this moment
                     under_way.cancel()
 
     def _start(self) -> None:
@@ -171,10 +170,10 @@ class Desk:
         self._start()
 
     def _run(self, ticket: Ticket) -> None:
-        notices: list[str] = []  # lines about the cloud, in the order in which they came
+        notices: list[str] = []  # lines about the cloud, in order
         try:
             ticket.pair = self._pair.telling(notices.append)
-            if not ticket.is_cancelled:  # before there was anything to cancel
+            if not ticket.is_cancelled:  # a cancel before this line found no pair
                 with ticket.pair.start(ticket.request) as ticket.generation:
                     self._write(ticket, ticket.generation, notices)
         except Exception as error:
@@ -187,7 +186,7 @@ class Desk:
             return
         scored = takewhile(lambda _: not ticket.is_cancelled, generation.prompt_scores())
         ticket.tell(Began(generation.num_prompt_tokens, generation.begins, tuple(scored)))
-        self._finish(ticket, generation)  # where nothing is to be written
+        self._finish(ticket, generation)  # a request may write no tokens
         for done, tokens in generation.rounds():
             lines, notices[:] = " ".join(notices), []
             pieces = list(ticket.read(tokens))
@@ -195,14 +194,14 @@ class Desk:
             ticket.tell(Wrote(done, shown, pieces, lines, scores))
             if ticket.reader.is_done:
                 generation.interrupt()
-            self._finish(ticket, generation)  # sent before observers run
+            self._finish(ticket, generation)  # before observers run
 
     def _finish(self, ticket: Ticket, generation: Generation) -> None:
         finish = generation.finish_reason
         if finish is None:
             return
         left = ticket.reader.finish("" if generation.text or finish != "eos" else generation.reasoning)
-        if ticket.reader.is_done:  # whatever else the last token was
+        if ticket.reader.is_done:  # even if the last token has another reason
             finish = "interrupted"
         stats, scores = generation.stats, generation.scores_of_both()
         if auditor := self._pair.auditor:
@@ -210,7 +209,7 @@ class Desk:
         ticket.tell(Ended(finish, left, generation.stop_string, stats, generation.receipt, scores))
 
     def stop(self) -> None:
-        """Tell everybody that the gateway stops, from any thread."""
+        """Tell all clients that the gateway stops. Any thread may call this."""
         self._is_stopping = True
         for ticket in (*self._waiting, *self._running):
             ticket.tell(CloudLost("The gateway is shutting down."))
@@ -225,20 +224,20 @@ class GatewayMetrics:
     def __init__(self, desk: Desk, pair: Pair) -> None:
         self._registry, cloud = CollectorRegistry(), pair.far
         ours: dict[str, Any] = {"namespace": "skydraft_gateway", "registry": self._registry}
-        self._answers = Counter("answers", "Choices that came to their end", **ours)
-        self._refusals = Counter("refusals", "Errors told", ["status"], **ours)
-        self._tokens = Counter("tokens", "Tokens by where they came from", ["origin"], **ours)
+        self._answers = Counter("answers", "Completed choices", **ours)
+        self._refusals = Counter("refusals", "Errors sent to clients", ["status"], **ours)
+        self._tokens = Counter("tokens", "Tokens by origin", ["origin"], **ours)
         self._rounds = Counter("rounds", "Rounds by outcome", ["outcome"], **ours)
         self._cached = Counter("cached_tokens", "Prompt tokens reused", ["side"], **ours)
-        self._ttft = Histogram("ttft_seconds", "Start to first round", buckets=_TTFT_S, **ours)
+        self._ttft = Histogram("ttft_seconds", "Time from start to first round", buckets=_TTFT_S, **ours)
         Gauge("running", "Choices being written", **ours).set_function(lambda: desk.num_running)
         Gauge("waiting", "Choices in the queue", **ours).set_function(lambda: desk.num_waiting)
-        if cloud is not None:  # gauges: a server may tell late what it had in its cache
-            tokens = Gauge("cloud_tokens", "Tokens that servers read, had in their cache, and wrote", ["kind"], **ours)
+        if cloud is not None:  # gauges: a server may report cache hits late, which lowers the cost
+            tokens = Gauge("cloud_tokens", "Tokens that servers read, found in a cache, and wrote", ["kind"], **ours)
             for kind in ("in", "hit", "out"):
                 tokens.labels(kind).set_function(partial(lambda name: getattr(cloud.spent, name), f"tokens_{kind}"))
         if cloud is not None and (prices := cloud.prices):
-            Gauge("cloud_cost", "What these have cost", **ours).set_function(lambda: prices.of(cloud.spent))
+            Gauge("cloud_cost", "Cost of the cloud's tokens", **ours).set_function(lambda: prices.of(cloud.spent))
 
     def happened(self, event: Event) -> None:
         if isinstance(event, Wrote):

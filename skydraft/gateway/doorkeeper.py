@@ -1,4 +1,4 @@
-"""Keys, origins and limits on bodies, checked before all other handling of a request."""
+"""Check keys, origins and body sizes, before any other handling of a request."""
 
 import re
 from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ from skydraft.errors import NotAuthorized, within
 from skydraft.gateway.refusals import RETRY_AFTER_S, Refusal
 from skydraft.protocol.address import is_loopback
 
-# The label of an Authorization header; raises NotAuthorized.
+# Returns the label of an Authorization header; raises NotAuthorized.
 Authorize: TypeAlias = Callable[[str], str]
 _MEMORY = 256 * 1024 * 1024  # bytes of bodies and recordings
 _LONG_BODY = 64 * 1024
@@ -25,9 +25,9 @@ _CLOSED = ("/v1/", "/metrics")
 
 @dataclass(slots=True)
 class Visit:
-    """One request: the label of its client's key ("local" without keys), its body, its part of the `memory`.
+    """One HTTP request: the label of its client's key ("local" without keys), its body, its part of the `memory`.
 
-    `at_end` is closed once the request has ended, however it ends.
+    `at_end` is closed when the request ends, even after an error.
     """
 
     label: str
@@ -38,22 +38,22 @@ class Visit:
 
     @property
     def is_long(self) -> bool:
-        """Whether to read the body is too much for the event loop."""
+        """Whether parsing the body would block the event loop for too long."""
         return len(self.body) > _LONG_BODY
 
     def take(self, num_bytes: int) -> None:
         """Count bytes until the request ends. Raises Refusal if there is no room for them."""
         if not self.memory.may_take(self.label, num_bytes):
-            raise Refusal(503, "Too many long bodies are under way.", code="busy", retry_after_s=RETRY_AFTER_S)
+            raise Refusal(503, "Too many long requests at once.", code="busy", retry_after_s=RETRY_AFTER_S)
         self.memory.take(self.label, num_bytes)
         self.num_taken += num_bytes
 
 
 class Doorkeeper:
-    """ASGI middleware. Puts a Visit into the state of the request.
+    """ASGI middleware that puts a Visit into the request's state.
 
     The page and /health need no key. The whole body is read here, so that a slow or endless body occupies nothing else.
-    All requests together, and each key, have a share of memory for what they send and for what is unpacked of it.
+    A limit on memory holds for all bodies and decoded recordings together, with a share for each key.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Doorkeeper:
             with ExitStack() as at_end:
                 visit = Visit(self._label(scope), self._memory, at_end)
                 at_end.callback(lambda: self._memory.give_back(visit.label, visit.num_taken))
-                # Paths without a key accept no body, so that a client without a key cannot fill the memory.
+                # Paths that need no key accept no body: a client without a key must not fill the memory.
                 if _needs_key(scope):
                     await self._read(visit, scope, receive)
                 scope.setdefault("state", {})["visit"] = visit
@@ -90,21 +90,21 @@ class Doorkeeper:
             raise Refusal(401, message, code="invalid_api_key") from error
 
     def _check_headers(self, headers: Headers) -> None:
-        """Raise Refusal for what a proxy may read otherwise, or comes from another site's page in the user's browser.
+        """Raise Refusal for ambiguous lengths, and for requests from another site's page in the user's browser.
 
-        Such a page has another origin, or its host name points to this machine (DNS rebinding).
+        Such a page has another origin, or a host name that points to this machine (DNS rebinding).
         """
-        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may go by the other one
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may use the other one
             raise Refusal(400, "Give Content-Length or Transfer-Encoding, not both.")
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._authorize is None and not is_loopback(re.sub(r"\.?(:\d*)?$", "", host.lower())):  # without the port
-            message = "Without API keys the gateway answers to http://localhost alone. Others need --api-key-file."
+            message = "Without API keys the gateway answers only to http://localhost. Others need --api-key-file."
             raise Refusal(403, message, code="wrong_host")
         if origin and origin not in self._origins and origin.partition("://")[2] != host:
             raise Refusal(403, "Pages of this origin may not use the gateway.", code="wrong_origin")
 
     async def _read(self, visit: Visit, scope: Scope, receive: Receive) -> None:
-        """Raises Refusal for a body that is too long or too slow."""
+        """Read the body. Raises Refusal if it is too long or too slow."""
         length = Headers(scope=scope).get("content-length", "0")
         self._check_length(int(length) if length.isdecimal() else 0)
         late = Refusal(408, f"The body did not come within {self._body_s:g} s.")
@@ -115,7 +115,7 @@ class Doorkeeper:
                     visit.body += part
                     self._check_length(len(visit.body))
         except ClientDisconnect as error:
-            raise Refusal(400, "The client hung up.") from error
+            raise Refusal(400, "The client disconnected.") from error
 
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:

@@ -1,4 +1,4 @@
-"""Parts of turns, calls and tools, in requests of all interfaces. One table says which kinds of parts are read."""
+"""Message parts, calls and tools in the bodies of all interfaces. One table lists the kinds of parts that are read."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -12,10 +12,10 @@ from skydraft.prompts.messages import Role
 
 T = TypeVar("T")
 Json: TypeAlias = dict[str, Any]
-MAX_TOOLS = 512  # agents with many servers of tools have more than the 128 that OpenAI takes
-Some = Annotated[list[T], Field(fail_fast=True)]  # an error takes a kilobyte: a list ends with its first one
+MAX_TOOLS = 512  # OpenAI takes 128, but agents with many tool servers have more
+Some = Annotated[list[T], Field(fail_fast=True)]  # stops at a list's first error: each takes a kilobyte
 
-# The kinds that are read, by all their names. Any other is `Other`.
+# The kinds that are read, with all their names. Any other kind is `Other`.
 _KINDS = {
     "message": "message", "text": "text input_text output_text", "input_audio": "input_audio",
     "function_call": "function_call custom_tool_call tool_use",
@@ -25,7 +25,7 @@ _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split
 
 
 def _by_kind(item: Any) -> Any:
-    """An item with its kind as its type. One that may hold a client's words under another type stays as it is."""
+    """Set an item's type to its kind. Unknown items that may hold a client's text stay as they are."""
     name = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
     if not isinstance(name, str) or name == "item_reference" or (name not in _KIND_OF and "role" in item):
         return item
@@ -48,7 +48,7 @@ class Checked(BaseModel):
 
 
 def flat(item: Any) -> Any:
-    """A tool, a call or choice of one, or a format, in the shape of chat completions as in that of responses."""
+    """Flatten a tool, a call, a tool choice or a format from the shape of chat completions to that of responses."""
     kind = item.get("type", "function") if isinstance(item, dict) else ""
     given = item.get(kind) if kind in ("function", "custom", "json_schema") else None
     return {**{key: item[key] for key in item if key != kind}, **given} if isinstance(given, dict) else item
@@ -60,7 +60,7 @@ class TextPart(Checked):
 
 
 class InputAudio(Checked):
-    data: Base64Bytes  # of a file
+    data: Base64Bytes  # the bytes of a file
     format: Literal["wav", "mp3", "flac", "ogg"] = "wav"
 
 
@@ -71,22 +71,22 @@ class AudioPart(Checked):
 
 
 class Other(Checked):
-    """A picture, a file, what a model thought, what another server did for itself. Of the assistant's the thoughts are
-    read; elsewhere words stand for it, as an agent sends its history again and again."""
+    """A picture, a file, a model's thoughts, or another server's own item. Thoughts of the assistant are read. For the
+    rest a placeholder is read, not refused: agents send their history with each request."""
 
     type: Literal["other"]
     thought: str
     text: ClassVar[str] = "(an attachment, which cannot be read here)"
 
 
-# The content of a message is a list of parts; a text is one.
+# The content of a message is a list of parts. A string becomes one part.
 IN_PARTS = BeforeValidator(lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else said)
 Part = Annotated[TextPart | AudioPart | Other, Field(discriminator="type"), BY_KIND]
 Content = Annotated[Some[Part], Field(max_length=256), IN_PARTS]
 
 
 class CalledTool(Checked):
-    """`arguments` are JSON, or a text for the tool; some clients send an object, or null for none."""
+    """A tool call. `arguments` is JSON or plain text; some clients send an object, or null for none."""
 
     type: Literal["function_call"] = "function_call"
     call_id: str | None = Field(None, validation_alias=AliasChoices("call_id", "id"))
@@ -95,7 +95,7 @@ class CalledTool(Checked):
     arguments: str | Json | None = Field(None, validation_alias=AliasChoices("arguments", "input"))
 
     def as_chat(self) -> Json:
-        """As templates read it."""
+        """Return the call in the shape that chat templates read."""
         return {"type": "function", "id": self.call_id, "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -113,14 +113,14 @@ AS_ROLE = BeforeValidator(lambda given: "system" if given == "developer" else gi
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says, or has of a tool. One that only calls tools has no content."""
+    """A message or a tool's result. A turn that only calls tools has no content."""
 
     role: Role
     content: list[Any] = field(default_factory=list)  # of parts
     tool_calls: list[CalledTool] = field(default_factory=list)
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning: str | None = None  # where it stands beside the content
+    reasoning: str | None = None  # thoughts given beside the content
 
     @property
     def thought(self) -> str | None:
@@ -131,16 +131,16 @@ _ToolName = Annotated[str, Field(pattern=r"^[\w.:/-]{1,128}$")]
 
 
 class Function(Checked, extra="allow"):
-    """The chat template is given these fields and the client's other ones."""
+    """A function tool. The chat template gets these fields and the client's other ones."""
 
-    type: Literal["function", "custom"] | None = "function"  # "custom" in Anthropic's words
+    type: Literal["function", "custom"] | None = "function"  # Anthropic calls it "custom"
     name: _ToolName
     description: Any = None
     parameters: Json | None = Field(None, validation_alias=AliasChoices("parameters", "input_schema"))
 
 
 class Namespace(Checked, extra="allow"):
-    """Functions of one origin, as Codex groups them. A model reads both names, with a dot between them."""
+    """A group of functions, as Codex sends them. A model reads names as NAMESPACE.FUNCTION."""
 
     type: Literal["namespace"]
     name: _ToolName
@@ -148,7 +148,7 @@ class Namespace(Checked, extra="allow"):
 
 
 class OtherTool(Checked, extra="allow"):
-    """A tool that only its maker's server can run, or that takes no JSON. It is left out."""
+    """A tool that only its provider's server can run, or that takes no JSON. It is left out."""
 
     type: str = Field(max_length=64)
 
@@ -162,7 +162,7 @@ def _kind_of(tool: Any) -> str:
 
 
 def _unnested(tool: Any) -> Any:
-    """A function of chat completions in the shape of the other interfaces."""
+    """Convert a function of chat completions to the shape of the other interfaces."""
     given = tool.get("function") if isinstance(tool, dict) else None
     return given if isinstance(given, dict) else tool
 
@@ -195,9 +195,8 @@ class Calling:
 
 
 def calling_of(tools: Seq[Any] | None, choice: Any, parallel: bool | None, fields: set[str] | None = None) -> Calling:
-    """What a ToolChoice leaves of the functions among `tools`, with these `fields`; a named one is called once.
-
-    Raises Refusal.
+    """Return the functions among `tools` that a ToolChoice allows, with these `fields`. A named function is called
+    once. Raises Refusal.
     """
     functions, others = list[Json](), list[str]()
     for prefix, tool in _with_prefix(tools or ()):

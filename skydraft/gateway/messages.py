@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: its body of text and tools, and answers whole or as server-sent events."""
+"""Anthropic's `/v1/messages`: its body, and its answers, whole or as server-sent events."""
 
 import json
 import re
@@ -31,11 +31,11 @@ from skydraft.prompts.tool_calls import Piece
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
           429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
-_TOLD = {"name", "description", "parameters"}  # of a tool; its other fields are for Anthropic's own server
+_TOLD = {"name", "description", "parameters"}  # a tool's fields for the model; others are for Anthropic's server
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-_SIGNATURE = "skydraft"  # it says who thought; nothing is checked when it comes back
+_SIGNATURE = "skydraft"  # marks our thoughts; not checked when a client sends it back
 _MOST = sys.float_info.max  # JSON has no infinity
-# Claude Code's first words; parts of the line change with each request. A proxy may join other words to it.
+# Claude Code's first line, which changes with each request and would defeat caches. A proxy may append text to it.
 _BILL = re.compile(r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\s]*;?)*[^\S\n]*\n*")
 
 _Block = Annotated[TextPart | Other | CalledTool | Result, Field(discriminator="type"), BY_KIND]
@@ -64,7 +64,7 @@ class _Output(Checked):
 
 
 class MessagesRequest(Body):
-    """An answer goes on from a last message of the assistant, unless the body says that it begins a new one."""
+    """The answer continues a last message of the assistant, unless `continue_final_message` is false."""
 
     of_others = frozenset(("stop", "max_completion_tokens", "response_format"))
 
@@ -85,7 +85,7 @@ class MessagesRequest(Body):
         turns: list[Turn] = []
         told = _Message.model_construct(role="system", content=self.system or [])
         for each in (each for message in (told, *self.messages) for each in _turns(message)):
-            # A system message after the user's words holds for their answer; models expect to answer these words.
+            # Put a system message before the user's last message: models expect to answer the user.
             is_after = each.role == "system" and bool(turns) and turns[-1].role == "user"
             turns.insert(len(turns) - is_after, each)
         is_begun = bool(turns) and turns[-1].role == "assistant" and not turns[-1].tool_calls
@@ -98,7 +98,7 @@ class MessagesRequest(Body):
 
 
 def _turns(message: _Message) -> Iterator[Turn]:
-    """What one of Anthropic's messages says: results are turns of their own, before the words."""
+    """Split one of Anthropic's messages into turns: first the tool results, then the rest."""
     yield from (block.turn() for block in message.content if isinstance(block, Result))
     calls = [block for block in message.content if isinstance(block, CalledTool)]
     content: list[Any] = [block for block in message.content if isinstance(block, TextPart | Other)]
@@ -129,7 +129,7 @@ class MessagesAnswer(ItemsAnswer):
         yield self._event("delta", delta={"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: WrittenCall, piece: Piece) -> Iterator[dict[str, Any]]:
-        if not call.is_whole:  # SDKs make an object of what there is, and agents would run the call with it
+        if not call.is_whole:  # SDKs complete partial JSON, and agents would run the call with it
             return
         yield from self._open({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
         given = json.loads(call.arguments, parse_float=lambda said: max(min(float(said), _MOST), -_MOST))
@@ -144,7 +144,7 @@ class MessagesAnswer(ItemsAnswer):
     def _close(self) -> Iterator[dict[str, Any]]:
         if not self._items:
             return
-        if self._items[-1]["type"] == "thinking":  # clients keep no block without one
+        if self._items[-1]["type"] == "thinking":  # clients drop a block without a signature
             self._items[-1]["signature"] = _SIGNATURE
             yield self._event("delta", delta={"type": "signature_delta", "signature": _SIGNATURE})
         yield self._event("stop")

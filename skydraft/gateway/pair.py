@@ -1,4 +1,4 @@
-"""The pair behind the gateway: its two models, the names for clients, and the cloud's health."""
+"""The pair of models behind the gateway, its model names for clients, and the cloud's health."""
 
 import time
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from skydraft.errors import CloudError, SkydraftError, TargetChanged
 from skydraft.gateway.refusals import Refusal
 
 PREFIX = "skydraft"
-_LOOK_AGAIN_S = 2.0  # how long the last answer of a cloud stays valid
+_LOOK_AGAIN_S = 2.0  # how long a ping's result stays valid
 _PING_S = 0.5
 CloudState: TypeAlias = Literal["up", "down", "local", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A draft model, and a target in this process or in a cloud, or no target. `observers` watch each generation; one
-    of them may be the `auditor`."""
+    """A draft model, and a target in this process or in a cloud, or none. `observers` watch each generation. One of
+    them may be the `auditor`."""
 
     edge: Engine
     cloud: Engine | Cloud | None = None
@@ -39,19 +39,19 @@ class Pair:
 
     @property
     def cloud_name(self) -> str | None:
-        """The name of the target; "cloud" for a remote one, so that no server need be asked."""
+        """The target's name; "cloud" for a remote one, which avoids a request."""
         if self.cloud is None:
             return None
         return self.cloud.name if isinstance(self.cloud, Engine) else "cloud"
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens read, and all tokens, of the prompts that models in this process are reading."""
+        """(tokens read, all tokens) of the prompts that models in this process are reading now."""
         here = [side.prefixes.progress for side in (self.edge, self.cloud) if isinstance(side, Engine)]
         return sum(done for done, _ in here), sum(of for _, of in here)
 
     def telling(self, notify: Callable[[str], None]) -> Self:
-        """For one generation, during which `notify` gets lines about the cloud."""
+        """Return a copy for one generation. `notify` gets lines about the cloud."""
         far = self.far
         return replace(self, cloud=replace(far, notify=notify)) if far else self
 
@@ -59,7 +59,7 @@ class Pair:
         return api.start(request, edge=self.edge, cloud=self.cloud, observers=self.observers)
 
     def cancel(self) -> None:
-        """End a `start` that waits for the cloud; it may raise Cancelled then. Any thread may call this."""
+        """End a `start` that waits for the cloud. It may then raise Cancelled. Any thread may call this."""
         if far := self.far:
             far.cancel()
 
@@ -67,15 +67,15 @@ class Pair:
 class ModelNames:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        self._is_calibrated: bool | None = None  # None: not known yet
-        # The modes that a request may name. What `auto` needs may be there by now, or be an adapter's own.
+        self._is_calibrated: bool | None = None  # None: unknown
+        # The modes that a request may name. `auto` always may: its calibration may come later, or with an adapter.
         self._taken = ("edge",) if pair.cloud is None else tuple(MODES)
         self.default_mode = "edge" if pair.cloud is None else DEFAULT_MODE
         self._modes = {PREFIX: self.default_mode} | {f"{PREFIX}-{mode}": mode for mode in self._taken}  # by name
 
     @property
     def modes(self) -> list[str]:
-        """The modes to propose: `auto` unless the pair is known to have no calibration, none with a gate at a chat."""
+        """The modes to list: without `auto` for an uncalibrated pair, without gated modes for a chat server."""
         is_chat = self._pair.far is not None and self._pair.far.kind == CHAT
         left_out = {mode for mode in MODES if is_chat and make_plan(mode).is_gated}
         left_out |= {"auto"} if self._is_calibrated is False else set()
@@ -84,7 +84,7 @@ class ModelNames:
     @property
     def all(self) -> list[str]:
         names = [PREFIX, *(f"{PREFIX}-{mode}" for mode in self.modes)]
-        # What is learned is calibrated.
+        # An adapter comes with its calibration, so all modes apply.
         return names + [f"{name}:{adapter}" for adapter in self._pair.edge.adapters.usable for name in self._modes]
 
     def mode_of(self, model: str) -> str:
@@ -95,7 +95,10 @@ class ModelNames:
         return self._modes[name]
 
     def plan_of(self, model: str, choice: Any) -> Plan:
-        """With `local_only` a gated text asks no cloud. Raises OptionError or Refusal."""
+        """Return the plan for a model name and the body's options. Raises OptionError or Refusal.
+
+        With `local_only` a gated text stays on this machine.
+        """
         named = self.mode_of(model)
         mode = choice.mode or named
         if mode not in self._taken:
@@ -107,11 +110,11 @@ class ModelNames:
             return plan
         if plan.may_go_alone:
             return make_plan("edge")
-        message = f"The mode '{mode}' needs the cloud for each token, and local_only keeps the text here."
+        message = f"The mode '{mode}' needs the cloud for each token, but local_only keeps the text here."
         raise Refusal(400, message, param="skydraft.local_only")
 
     def look(self) -> None:
-        """Find out whether the pair is calibrated, unless the cloud is unreachable. Raises TargetChanged."""
+        """Find out whether the pair is calibrated; ignore an unreachable cloud. Raises TargetChanged."""
         if self._pair.cloud is None or self._is_calibrated:
             return
         try:
@@ -132,11 +135,11 @@ class CloudHealth:
         self._last: CloudState = "down"
 
     def state(self) -> CloudState:
-        """Blocks for at most half a second."""
+        """Return the state. Blocks for at most half a second."""
         if self._cloud is None or isinstance(self._cloud, Engine):
             return "none" if self._cloud is None else "local"
         if time.monotonic() - self._asked_at > _LOOK_AGAIN_S:
-            self._asked_at = time.monotonic()  # who asks meanwhile gets the last answer
+            self._asked_at = time.monotonic()  # concurrent callers get the last state
             try:
                 self._cloud.ping(_PING_S)
                 self._last = "up"

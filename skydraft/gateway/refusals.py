@@ -1,4 +1,4 @@
-"""Errors as OpenAI's error bodies with a status. A client never sees a path or a traceback."""
+"""Turn errors into OpenAI's error bodies with a status. A client never sees a path or a traceback."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger("skydraft.gateway")
 RETRY_AFTER_S = 2
 TOO_LONG, SPENT = "context_length_exceeded", "insufficient_quota"
 _MOST_CHARS = 1000
-# What no client can mend: files, or servers that came up later than the gateway.
+# Errors that only the operator can fix: files, or servers that started after the gateway.
 _OPERATORS = errors.RecordsError, errors.UnknownModel, errors.VocabularyMismatch, errors.WrongServer
 
 
@@ -34,23 +34,23 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
-        headers |= {"x-should-retry": "false"} if self.code == SPENT else {}  # which SDKs ask for
+        headers |= {"x-should-retry": "false"} if self.code == SPENT else {}  # SDKs read it
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """An unexpected error is logged, and the client does not see its message."""
+    """Return the refusal for an error. Log an unexpected one, and hide its message from the client."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, errors.ContextExceeded):
-        # LangChain and LiteLLM recognise this error by these words, and Claude Code compacts by the two numbers.
+        # LangChain and LiteLLM recognise this error by these words. Claude Code compacts by the two numbers.
         said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum."
         message = f"This model's maximum context length is exceeded: {said}"
         return Refusal(400, message, code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, code=TOO_LONG)
     if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
-        return Refusal(400, error.message)  # its hint is for the command line
+        return Refusal(400, error.message)  # the hint is for the command line
     if isinstance(error, errors.BudgetSpent):
         wait_s = 86400 - int(time.time()) % 86400  # until the next day (UTC)
         return Refusal(429, error.message, code=SPENT, retry_after_s=wait_s)
@@ -63,32 +63,32 @@ def refusal_of(error: Exception) -> Refusal:
     if not isinstance(error, errors.SkydraftError):
         log.error("a request failed", exc_info=error)
         return Refusal(500, "The gateway failed; its log says why.", code="internal_error")
-    log.error("a request failed: %s", error)  # with the hint, which is for the operator
+    log.error("a request failed: %s", error)  # with the hint, for the operator
     if isinstance(error, errors.MissingDependency):
         return Refusal(501, f"This server lacks a part: {error.message}", code="not_installed")
     return Refusal(500, "The model failed; the gateway's log says why.", code="engine_error")
 
 
-# Fields whose effect a client would miss without noticing, by what it can do. Other unknown ones are passed over.
+# Unsupported fields whose effect a client would silently miss, by advice. Other unknown fields are ignored.
 _NOT_SERVED = {
     "Use response_format (of a response: text.format) or skydraft.grammar.": """grammar json_schema guided_json
         guided_regex guided_choice guided_grammar structured_outputs structural_tag regex ebnf output_format""",
     "Use tools and tool_choice.": "functions function_call",
     "Nothing is kept between requests; send the whole conversation.": "previous_response_id conversation background",
     "Answers are text.": "audio modalities",
-    "Its fields belong into the body itself.": "extra_body",
-    "This is not served.": "chat_template documents ignore_eos suffix",
+    "Put its fields into the body itself.": "extra_body",
+    "This is not supported.": "chat_template documents ignore_eos suffix",
 }
 NOT_SERVED = {name: why for why, names in _NOT_SERVED.items() for name in names.split()}
-NEUTRAL = ("none", "auto", ["text"], {"type": "text"})  # these ask for nothing, as null, false, 0 and what is empty
+NEUTRAL = ("none", "auto", ["text"], {"type": "text"})  # values without effect, like null, false, 0 and empty ones
 
 
 _ALTERNATIVES = {"str", "int", "list", "text", "NamedTool", "message", "function_call", "function_call_output"}
 
 
 def invalid(error: ValidationError) -> Refusal:
-    """What is wrong with a body. The location of an error also holds names of alternatives, which are no fields."""
-    # The client probably meant the alternative of a union whose error lies deepest, or that has the value's type.
+    """Return the refusal for an invalid body, with the field's path, but without pydantic's names of alternatives."""
+    # In a union the client probably meant the alternative with the deepest error, or the one of the value's type.
     found = error.errors(include_url=False, include_input=False)
     first = max(found, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""Client requests to GenerateRequests: one for each choice of the answer."""
+"""Turn a client's request into GenerateRequests, one for each choice of the answer."""
 
 import json
 import random
@@ -23,14 +23,14 @@ from skydraft.prompts.pair import ShareAudio
 from skydraft.prompts.thinking import REASONING, Think, template_of
 
 _TEXT_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
-_MAX_SPEECH_S = 900.0  # of all recordings together: 58 MB of samples
+_MAX_SPEECH_S = 900.0  # all recordings of a request together: 58 MB of samples
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where a client says nothing. `given` are the names of the options that the operator set.
+    """Values for options that a client leaves out. `given` has the names of the options that the operator set.
 
-    Without `max_new_tokens` among them an answer may fill the context, and without `seed` seeds are random.
+    Without `max_new_tokens` among them an answer may fill the context. Without `seed` seeds are random.
     """
 
     params: DecodingParams
@@ -48,18 +48,18 @@ class Defaults:
         return random.SystemRandom().randrange(2**32) if given in (None, -1) else given % 2**64  # -1 is random
 
 
-_Requests: TypeAlias = tuple[list[GenerateRequest], list[str]]  # and what is left out of them
+_Requests: TypeAlias = tuple[list[GenerateRequest], list[str]]  # (requests, ignored features)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     ask: Ask
     requests: list[GenerateRequest]  # one for each choice
-    left_out: Seq[str] = ()  # what was asked for and is not done: kinds of tools, thinking
+    left_out: Seq[str] = ()  # ignored features: kinds of tools, schema keywords, thinking
 
 
 def order_of(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> Order:
-    """What a client asks for, in our words. `more` holds further fields of each request. Raises Refusal, UsageError."""
+    """Turn an Ask into an Order. `more` has further fields of each request. Raises Refusal or UsageError."""
     body, ours = ask.body, ask.body.choice
     scored = [num for num in (ask.num_best, ours.logprobs) if num is not None]
     more |= {"num_best": max(scored, default=None), "local_only": ours.local_only, "breaks_loops": ours.break_loops}
@@ -74,10 +74,10 @@ def order_of(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **mo
 
 
 def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> _Requests:
-    """The request of a chat, and what is left out of it."""
+    """Return a chat's request and its ignored features."""
     functions, ours = ask.calling.functions, ask.body.choice
     if functions and not tool_calls.writes_calls(edge.vocab):
-        message = "This model's chat template does not write calls as <tool_call>, so it cannot use tools."
+        message = "This model cannot use tools: its chat template has no <tool_call>."
         raise Refusal(400, message, param="tools")
     messages, begun, unfollowed = _messages(ask, edge, defaults.system), _begun(ask, edge.vocab), set[str]()
     think, settings, budget, is_unmet = _thinking(ask, edge.vocab, defaults.think)
@@ -91,10 +91,10 @@ def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more:
         messages = tool_calls.may_answer(messages)
         if ours.min_call_prob is None:
             params = replace(params, min_call_prob=MIN_CALL_PROB)
-        # A call is an act, and a text begins as one or does not: the draft model alone never decides it.
+        # The first tokens decide whether the answer is a call, which has effects: the target must check them.
         plan = plan if ours.gate else plan.checking_start()
     if plan.verifies and defaults.share_audio == "none" and any(message.audio for message in messages):
-        message = "This gateway shares no recordings. Use skydraft-edge, or start it with --share-audio features."
+        message = "This gateway shares no audio. Use skydraft-edge, or start it with --share-audio features."
         raise Refusal(400, message, param=ask.body.prompt_field)
     tools = [{"type": "function", "function": each} for each in functions]
     request = GenerateRequest(
@@ -106,14 +106,14 @@ def _chat(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more:
 
 
 def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more: Any) -> _Requests:
-    """The requests of texts to go on with, and what is left out of them."""
+    """Return the requests of texts to continue, and their ignored features."""
     ours = ask.body.choice
     if "" in ask.prompts and not edge.vocab.bos_text:
         raise Refusal(400, "prompt: It is empty.", param="prompt")
     _begun(ask, edge.vocab)
     plan = names.plan_of(ask.body.model, ours)
     params = _params(ask, defaults, max_new_tokens=ask.max_tokens or defaults.max_new_tokens(_TEXT_TOKENS))
-    params = replace(params, think_budget=ours.think_budget or 0)  # the operator's is for chats
+    params = replace(params, think_budget=ours.think_budget or 0)  # the operator's default is for chats
     more |= {"raw": True, "think": ours.think or "auto", "scores_prompt": ask.echoes, "writes": ask.max_tokens != 0}
     requests = []
     for prompt in ask.prompts:
@@ -124,11 +124,11 @@ def _texts(ask: Ask, edge: Engine, names: ModelNames, defaults: Defaults, **more
 
 
 def _begun(ask: Ask, vocab: Vocab) -> tuple[int, ...]:
-    """The tokens that the answer begins with. Raises Refusal."""
+    """Return the fixed tokens at the answer's beginning. Raises Refusal."""
     token_ids, param = tuple(ask.body.choice.continue_ids or ()), "skydraft.continue_ids"
     check_ids(token_ids, vocab, param)
     if token_ids and (ask.calling.functions or ask.goes_on or ask.prompts):
-        message = f"{param}: It does not apply to completions, nor with tools or continue_final_message."
+        message = f"{param}: It does not apply to completions, tools or continue_final_message."
         raise Refusal(400, message, param=param)
     return token_ids
 
@@ -139,7 +139,7 @@ def check_ids(token_ids: Seq[int], vocab: Vocab, param: str) -> None:
 
 
 def _grammar(ask: Ask, left_out: set[str]) -> str:
-    """What the answer follows, or "". Keywords of schemas that it does not follow are added to `left_out`."""
+    """Return the answer's grammar, or "". Add schema keywords that it ignores to `left_out`."""
     calling, own = ask.calling, ask.body.choice.grammar or ""
     schema = None if calling.must else ask.schema
     if schema is None and not calling.must:
@@ -154,7 +154,7 @@ def _grammar(ask: Ask, left_out: set[str]) -> str:
 
 
 def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
-    """What the client says, and `made` of it where that is not 0 or "", before the gateway's own."""
+    """Return the client's parameters over the gateway's defaults. Values of `made` other than 0 and "" win."""
     body, style, given = ask.body, ask.body.choice.style, ask.body.decoding()
     given["seed"] = defaults.seed(body.seed) if body.choice.seed is None else body.choice.seed
     given |= {name: value for name, value in made.items() if value}
@@ -163,7 +163,7 @@ def _params(ask: Ask, defaults: Defaults, **made: Any) -> DecodingParams:
 
 
 def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
-    """What a model cannot take is refused in the user's last turn, and elsewhere words stand for it."""
+    """Return the model's messages. An unreadable part is an error in the user's last turn, else a placeholder."""
     messages: list[Message] = []
     left_s, param = _MAX_SPEECH_S, ask.body.prompt_field
     last = max((number for number, turn in enumerate(ask.turns) if turn.role == "user"), default=None)
@@ -185,7 +185,7 @@ def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
         text = "\n".join(texts)
         text = CAPTION_PROMPT if recordings and not text.strip() else text
         if turn.role == "system" and not text.strip():
-            continue  # some clients always send an empty one
+            continue  # some clients always send an empty system message
         calls = as_objects(call.as_chat() for call in turn.tool_calls)
         more = {"tool_calls": calls, "tool_call_id": turn.tool_call_id, "name": turn.name}
         more |= {REASONING: turn.thought if turn.role == "assistant" else None}
@@ -199,10 +199,9 @@ def _messages(ask: Ask, edge: Engine, system: str | None) -> list[Message]:
 
 
 def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, Any], int, bool]:
-    """What a client says as this model can follow it: whether to think, what the template is given, the budget (0 is
-    none), and whether the model cannot do as it says, which is no error: agents ask every model to think.
+    """Return (think, template settings, budget or 0, whether the model cannot follow the client's switch).
 
-    Raises Refusal for settings of the template that cannot apply.
+    The last is not an error: agents ask every model to think. Raises Refusal for template settings that cannot apply.
     """
     body, template = ask.body, template_of(vocab.chat_template)
     for name, value in body.chat_template_kwargs.items():
@@ -210,7 +209,7 @@ def _thinking(ask: Ask, vocab: Vocab, default: Think) -> tuple[Think, dict[str, 
         if name not in template.names and re.search(rf"\b{re.escape(name)}\b", vocab.chat_template or ""):
             raise Refusal(400, f"{param}: The chat template uses it, but it cannot be set here.", param=param)
         if name in ("enable_thinking", "thinking") and value and not template.thinks:
-            raise Refusal(400, f"{param}: This model's chat template knows no thinking.", param=param)
+            raise Refusal(400, f"{param}: This model's chat template has no thinking.", param=param)
     settings = {name: value for name, value in body.chat_template_kwargs.items() if name in template.names}
     has_level = bool(body.effort) and "reasoning_effort" in template.names
     if has_level:

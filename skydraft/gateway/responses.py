@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses` : its body, and answers whole or as server-sent events. Nothing is kept between requests."""
+"""OpenAI's `/v1/responses`: its body, and its answers, whole or as server-sent events. Requests leave no state."""
 
 import time
 import uuid
@@ -70,7 +70,7 @@ class ResponsesRequest(Body):
         )  # fmt: skip
 
     def _turns(self) -> list[Turn]:
-        """Calls belong to the assistant's turn before them, and thoughts to the one after them."""
+        """Make turns of the items. Calls join the assistant's turn before them, thoughts the one after them."""
         turns = [Turn("system", [TextPart(text=self.instructions)])] if self.instructions else []
         thoughts: list[Other] = []
         for item in self.input:
@@ -93,7 +93,7 @@ class ResponsesRequest(Body):
 
 class ResponsesAnswer(ItemsAnswer):
     reads = ResponsesRequest
-    tells_length_in_stream = True  # Codex makes room for itself only then
+    tells_length_in_stream = True  # Codex shortens its context only after an error in the stream
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -144,7 +144,7 @@ class ResponsesAnswer(ItemsAnswer):
             done = {name: part[name] for name in ("text", "logprobs") if name in part}
             yield self._event(f"{part['type']}.done", **self._place, content_index=0, **done)
             yield self._event("content_part.done", **self._place, content_index=0, part=part)
-        elif item["status"] == "completed":  # the arguments of one that was cut are never done
+        elif item["status"] == "completed":  # a call that was cut off has no "done" event
             done = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event("function_call_arguments.done", **self._place, **done)
         yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
@@ -158,7 +158,7 @@ class ResponsesAnswer(ItemsAnswer):
         return {"type": f"response.{event}", **fields}
 
     def ping(self) -> bytes:
-        """Codex gives a stream up that has no event for minutes, whatever else it sends."""
+        """Return an event, not a comment: Codex gives up on a stream without events."""
         return self.as_event(self._event("in_progress", response=self._response("in_progress")))
 
     def as_event(self, chunk: dict[str, Any]) -> bytes:
@@ -178,12 +178,12 @@ class ResponsesAnswer(ItemsAnswer):
     def failed(self, refusal: Refusal) -> dict[str, Any]:
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
         code = "rate_limit_exceeded" if refusal.status == 429 else code
-        code = refusal.code if refusal.code in (TOO_LONG, SPENT) else code  # after which Codex does not try again
+        code = refusal.code if refusal.code in (TOO_LONG, SPENT) else code  # Codex does not retry after these
         error = {"code": code, "message": refusal.message}
         return self._event("failed", response=self._response("failed") | {"error": error})
 
     def _response(self, status: str) -> dict[str, Any]:
-        body = self._body.model_dump(include=_COPIED, mode="json", by_alias=True)  # NaN, which some send, is no JSON
+        body = self._body.model_dump(include=_COPIED, mode="json", by_alias=True)  # replaces NaN, which is not JSON
         form = self._body.text and self._body.text.format
         told = form.model_dump(mode="json", by_alias=True, exclude_unset=True) if form else {"type": "text"}
         num_read, cached, written = self.usage

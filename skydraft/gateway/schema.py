@@ -1,6 +1,6 @@
-"""Bodies of requests: what all interfaces have, how much of one is read, and what its client asks for.
+"""Request bodies: the fields that all interfaces share, limits on size, and the resulting `Ask`.
 
-Known fields are checked, and unknown ones passed over (an error under `skydraft`).
+Known fields are checked. Unknown ones are ignored, but an error under `skydraft`.
 """
 
 import re
@@ -19,11 +19,11 @@ from skydraft.prompts.thinking import Think
 
 MAX_CHOICES = 8
 MAX_TURNS = 4096
-MAX_BIASES = 1024  # and stop tokens
-MAX_LOGPROBS = 20  # of one place
-_MAX_CALLS = 256  # of a turn
-_MAX_TEXT = 2 * 1024 * 1024  # bytes beside recordings: each choice encodes all of it before it can be refused
-_MAX_ITEMS = 200_000  # brackets and commas, each of which can become an object
+MAX_BIASES = 1024  # also the limit of stop tokens
+MAX_LOGPROBS = 20  # for each token
+_MAX_CALLS = 256  # in each turn
+_MAX_TEXT = 2 * 1024 * 1024  # bytes without recordings: each choice encodes all text before it can be refused
+_MAX_ITEMS = 200_000  # brackets and commas: each can become an object
 _RECORDING = re.compile(rb'"data"\s*:\s*"')
 
 Stop = Annotated[str, Field(max_length=256)]
@@ -37,7 +37,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def at_most(num_items: int) -> BeforeValidator:
-    """Refuse longer objects before their items are checked: each item could cause an error. Null is an empty one."""
+    """Refuse larger objects before checking their items: each item could cause an error. Null means empty."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > num_items:
@@ -47,13 +47,13 @@ def at_most(num_items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class _Format(Checked, extra="allow"):  # a response repeats all of it
+class _Format(Checked, extra="allow"):  # a response repeats all its fields
     type: Literal["text", "json_object", "json_schema"]
     given: Json | None = Field(None, alias="schema")
 
     @property
     def schema_(self) -> Json | None:
-        """It is followed with `strict` or without; None for a text."""
+        """The schema to follow, with or without `strict`; None for a text."""
         if self.type == "text":
             return None
         return {"type": "object"} if self.given is None else self.given
@@ -63,7 +63,7 @@ ResponseFormat = Annotated[_Format, BeforeValidator(flat)]
 
 
 class _Thinking(Checked):
-    """Anthropic's."""
+    """Anthropic's field for thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"] | None = None
     budget_tokens: Count | None = None
@@ -89,7 +89,7 @@ class _Choice(Checked, extra="forbid"):
     break_loops: bool = True
 
 
-# Options that are fields of the request itself, or of the template.
+# Options that are fields of the body, or set by the chat template.
 _NOT_OURS = {"max_new_tokens", "stop", "stop_token_ids", "logit_bias", "think_start", "think_end"}
 _OPTIONS: Json = {
     known.name: (type(known.default) | None, None) for known in fields(DecodingParams)
@@ -100,10 +100,10 @@ _Ours = Annotated[Any, BeforeValidator(Extension.model_validate), at_most(64)]
 
 
 class Body(Checked, extra="allow"):
-    """Fields of all interfaces, by our names where theirs differ. Unknown ones are passed over, but for those in
-    `NOT_SERVED` and `of_others`, which are refused."""
+    """The fields that all interfaces share, under our names where theirs differ. Unknown fields are ignored, but those
+    in `NOT_SERVED` and `of_others` are refused."""
 
-    of_others: ClassVar[frozenset[str]] = frozenset()  # fields that other interfaces have, under another name here
+    of_others: ClassVar[frozenset[str]] = frozenset()  # other interfaces' fields that have another name here
     prompt_field: ClassVar[str] = "messages"
 
     model: str = Field(max_length=256)
@@ -116,19 +116,19 @@ class Body(Checked, extra="allow"):
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: Stop | Stops | None = None  # "" is none
+    stop: Stop | Stops | None = None  # "" is ignored
     stop_token_ids: Annotated[Some[TokenId], Field(max_length=MAX_BIASES)] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     repetition_penalty: float | None = Field(None, gt=0, le=1e6)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], at_most(MAX_BIASES)] = Field({})
-    cache_salt: str | None = Field(None, max_length=1024)  # what is kept is shared by requests of one salt alone
+    cache_salt: str | None = Field(None, max_length=1024)  # only requests with the same salt share cached prompts
     chat_template_kwargs: Annotated[Json, at_most(64)] = Field({})
     reasoning_effort: Effort | None = None
     reasoning: _Reasoning | None = None
     thinking: _Thinking | None = None
-    enable_thinking: bool | None = None  # as hosts of Qwen call it
+    enable_thinking: bool | None = None  # the name at hosts of Qwen
     choice: _Ours = Field(Extension(), alias="skydraft")
 
     def model_post_init(self, context: object) -> None:
@@ -137,12 +137,12 @@ class Body(Checked, extra="allow"):
             if extra[name] and extra[name] not in NEUTRAL:
                 why = NOT_SERVED.get(name, "This interface has another field for it.")
                 raise Refusal(400, f"{name}: {why}", param=name)
-        if "local_only" in str(extra):  # passed over, the text would be sent
+        if "local_only" in str(extra):  # ignoring it would send the text to the cloud
             raise Refusal(400, 'Write it as "skydraft": {"local_only": true}.', param="local_only")
-        extra.clear()  # a body can hold much that is not read
+        extra.clear()  # frees fields that are not read
 
     def decoding(self) -> Json:
-        """How tokens are chosen and where a text ends, as far as the client says."""
+        """Return the decoding parameters that the client set, by our names."""
         given: Json = {name: getattr(self, name) for name in _DECODING}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         given["stop"] = [text for text in stops if text] or None
@@ -154,11 +154,11 @@ class Body(Checked, extra="allow"):
 
     @abstractmethod
     def to_ask(self) -> "Ask":
-        """Raises Refusal for fields that do not fit each other."""
+        """Return the body's Ask. Raises Refusal for contradictory fields."""
 
     @property
     def effort(self) -> str | None:
-        """How much to think."""
+        """How much the model should think."""
         return self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
 
 
@@ -167,19 +167,19 @@ _DECODING = sorted({known.name for known in fields(DecodingParams)} & Body.model
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a client wants, in no interface's words. What all say alike is in the `body`.
+    """A client's request, independent of the interface; the shared fields are in `body`.
 
-    A text has `prompts`, words or tokens, in the place of turns. Raises Refusal.
+    A completion has `prompts` (texts or token ids) instead of turns. Raises Refusal.
     """
 
     body: Body
     turns: Seq[Turn] = ()
     prompts: Seq[str | list[int]] = ()
-    max_tokens: int | None = None  # 0: nothing is written
+    max_tokens: int | None = None  # 0: write no tokens
     num_best: int | None = None
     calling: Calling = field(default_factory=Calling)
     schema: Json | None = None  # of the answer
-    goes_on: bool = False  # with the last turn
+    goes_on: bool = False  # continue the last turn
     echoes: bool = False
     prediction: str | None = None
 
@@ -188,7 +188,7 @@ class Ask:
         if not (self.turns or self.prompts):
             raise Refusal(400, f"{field}: It is empty.", param=field)
         if len(self.turns) > MAX_TURNS or most_calls > _MAX_CALLS:
-            says = f"{field}: At most {MAX_TURNS} turns, with {_MAX_CALLS} calls each, are read."
+            says = f"{field}: At most {MAX_TURNS} turns with {_MAX_CALLS} calls each are allowed."
             raise Refusal(400, says, param=field)
 
     @property
@@ -196,7 +196,7 @@ class Ask:
         return [part for turn in self.turns for part in turn.content or () if isinstance(part, AudioPart)]
 
     def reader(self) -> tool_calls.Reader:
-        """What finds the calls in one choice."""
+        """Return a parser that finds the calls in one choice."""
         calling = self.calling
         if not calling.functions:
             return tool_calls.Reader()
@@ -207,10 +207,10 @@ class Ask:
 
 
 def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
-    """Parse and check a body, and say what it asks for. Raises Refusal.
+    """Parse and check a body, and return its Ask. Raises Refusal.
 
-    The interpreter is held meanwhile, so all that costs time is bounded. Bytes that may be recordings are counted again
-    once it is known which are.
+    Parsing holds the GIL, so the sizes that cost time are limited. Possible recordings are counted again after parsing,
+    when they are known.
     """
     _check_text(len(data) - (_num_recorded(data) if len(data) > _MAX_TEXT else 0))
     if sum(map(data.count, (b"[", b"{", b","))) > _MAX_ITEMS:
@@ -225,12 +225,12 @@ def read_ask(data: bytes | bytearray, kind: type[Body]) -> Ask:
 
 
 def _num_recorded(data: bytes | bytearray) -> int:
-    """Bytes in the places of recordings, where they may be some: these alone are cheap to parse."""
+    """Count the bytes of possible recordings, which are cheap to parse."""
     places = ((found.end(), data.find(b'"', found.end())) for found in _RECORDING.finditer(data))
     return sum(end - start for start, end in places if data[start:end].isascii())
 
 
 def _check_text(num_bytes: int) -> None:
     if num_bytes > _MAX_TEXT:
-        message = f"There are {num_bytes} bytes beside recordings; at most {_MAX_TEXT} are read."
+        message = f"The body has {num_bytes} bytes without recordings; at most {_MAX_TEXT} are allowed."
         raise Refusal(400, message, code=TOO_LONG)

@@ -1,4 +1,4 @@
-"""The gateway as a process: uvicorn around the application."""
+"""Run the gateway's application in uvicorn."""
 
 import asyncio
 import signal
@@ -18,16 +18,16 @@ from skydraft.errors import OptionError, or_else, telling
 from skydraft.gateway.app import Gateway
 from skydraft.protocol.address import check_encrypted, is_loopback
 
-_IDLE_S = 30  # how long a connection may be without a request, after an answer
-_GRACE_S = 1  # for clients to read their last answers, once the gateway stops
-_BACKLOG = 128  # connections that wait to be accepted; with no file left for them asyncio logs so many errors a second
+_IDLE_S = 30  # how long an idle connection stays open after an answer
+_GRACE_S = 1  # time for clients to read their last answers when the gateway stops
+_BACKLOG = 128  # connections that wait; also the errors that asyncio logs each second when no file descriptor is left
 _LOOK_S = 0.5
 _STARTING = {"message": "The gateway is starting: its models load.", "type": "server_error", "code": "starting"}
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Other machines can reach the gateway only with keys."""
+    """The listening address and TLS files. Raises OptionError: beyond loopback, keys are required."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free port
@@ -38,7 +38,7 @@ class ListenOptions:
 
     def __post_init__(self) -> None:
         if not (self.has_keys or is_loopback(self.host)):
-            message = f"On {self.host} other machines could use the models: an API key is required."
+            message = f"Other machines can reach {self.host}, so an API key is required."
             raise OptionError(message, hint="Give --api-key-file FILE, or listen on 127.0.0.1.")
         check_encrypted(self.host, self.tls_cert, self.tls_key, insecure=self.insecure, flag="--insecure-host")
 
@@ -50,7 +50,7 @@ class ListenOptions:
 
 
 class Entrance:
-    """An ASGI application that leads to `gateway`, once it is there. Until then it answers 503."""
+    """An ASGI application that forwards to `gateway` once that is loaded. Until then it answers 503."""
 
     def __init__(self, gateway: Gateway | None = None) -> None:
         self.gateway = gateway
@@ -65,7 +65,7 @@ class Entrance:
 
 
 def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:
-    """Its `run` takes the listening socket. Raises OptionError for certificates that do not load."""
+    """Return the server; its `run` takes the listening socket. Raises OptionError for certificates that do not load."""
     config = uvicorn.Config(
         entrance, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         backlog=_BACKLOG, timeout_keep_alive=_IDLE_S, timeout_graceful_shutdown=_GRACE_S,
@@ -77,7 +77,7 @@ def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:
 
 def listen(options: ListenOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # asyncio switches off Nagle's algorithm only where TCP is named: else each first token comes 40 ms late.
+    # asyncio disables Nagle's algorithm only for an explicit TCP socket. Otherwise each first token is 40 ms late.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     hint = "Choose another --host or --port; port 0 is any free one."
     with telling(OptionError, f"Cannot listen on {options.host}:{options.port}", hint), or_else(listening.close):
@@ -90,16 +90,17 @@ def listen(options: ListenOptions) -> socket.socket:
 def serve(
     load: Callable[[], Gateway], options: ListenOptions, listening: socket.socket, ready: Callable[[Gateway, int], None]
 ) -> None:
-    """Serve on a listening socket until Ctrl-C or SIGTERM. Who connects while `load` runs is told so, and may stay.
+    """Serve on a listening socket until Ctrl-C or SIGTERM. While `load` runs, clients get the status 503.
 
-    `ready` gets the port. It runs in a thread of its own: loading takes the main thread, where Ctrl-C ends it.
+    `ready` gets the gateway and the port. The server runs in its own thread: `load` needs the main thread, where Ctrl-C
+    ends it.
     """
     entrance = Entrance()
     server = server_of(entrance, options)
     thread = threading.Thread(target=server.run, args=([listening],), name="serving", daemon=True)
     thread.start()
     try:
-        # Also while it loads: the first process of a container ends at no signal without a handler.
+        # Also while loading: a container's first process ignores signals without a handler.
         with _signals(signal.default_int_handler), closing(load()) as gateway:
             entrance.gateway = gateway
 
@@ -109,7 +110,7 @@ def serve(
 
             with _signals(stop):
                 ready(gateway, listening.getsockname()[1])
-                while thread.is_alive():  # a signal that comes just before a wait without end is seen only after it
+                while thread.is_alive():  # with a timeout, because an endless join can miss a signal
                     thread.join(_LOOK_S)
     finally:
         server.should_exit = True

@@ -1,7 +1,7 @@
 """The chance that the target disagrees with a drafted token, by its top probability.
 
-A `Calibration` also has the agreement that each limit on the risk of a block keeps, which a calibrated gate uses.
-`skydraft calibrate` makes one for a pair; that of the demo pair is shipped.
+A `Calibration` also has the agreement that each limit on a block's risk keeps, for a calibrated gate.
+`skydraft calibrate` makes one for a pair; the demo pair's calibration is shipped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class PairSide(Stored):
 
 
 class CurvePoint(Stored):
-    """The agreement that a limit on the risk of a block gave on the fitted prompts, and what it took of the target."""
+    """The agreement that a limit on a block's risk gave on the fitted prompts, and the target's share of the work."""
 
-    model_config = ConfigDict(extra="ignore")  # earlier versions noted more
+    model_config = ConfigDict(extra="ignore")  # earlier versions wrote more fields
 
     limit: float = Field(ge=0)
     agreement: float = Field(ge=0, le=1)
@@ -46,7 +46,7 @@ class CurvePoint(Stored):
 
 
 class Curve(Stored):
-    """The points of blocks of up to `k` tokens with this hand-back, limits rising."""
+    """The points for blocks of up to `k` tokens with this hand-back, limits rising."""
 
     k: int = Field(ge=1)
     hand_back: str = "0"
@@ -59,8 +59,8 @@ class Curve(Stored):
             raise ValueError("the curve does not run from a low limit and a high agreement to the opposite")
 
     def limit(self, agreement: float) -> float | None:
-        """The loosest limit that keeps this agreement; None if no limit keeps it. If the draft model alone reaches the
-        agreement, it is the limit at which no call was made."""
+        """Return the loosest limit that keeps this agreement; None if no limit keeps it. If the draft model alone
+        reaches the agreement, it is the last limit of the curve."""
         if agreement <= self.points[-1].agreement:
             return self.points[-1].limit
         if not agreement <= self.points[0].agreement:  # also refuses NaN
@@ -74,9 +74,9 @@ class Curve(Stored):
 class Calibration(Stored):
     """`risks` are the chances that the target disagrees with a token, by bins of its top probability.
 
-    The risk of a block is the sum over its tokens: the number of disagreements to expect from skipping it. `curves`
-    give the agreement that each limit on that risk kept, for several k and hand-backs. `fitted` says to a reader of the
-    file what it was made from.
+    The risk of a block is the sum over its tokens: the expected number of disagreements if it is skipped. `curves` give
+    the agreement that each limit on that risk kept, for several k and hand-backs. `fitted` documents the source for
+    readers of the file.
     """
 
     kind: Literal["skydraft-calibration"] = "skydraft-calibration"
@@ -88,9 +88,9 @@ class Calibration(Stored):
     fitted: dict[str, str | int]
 
     def curve(self, k: int, hand_back: HandBack) -> Curve:
-        """The curve for blocks of up to `k` tokens: that of the next shorter k, which is stricter, or the first.
+        """Return the curve for blocks of up to `k` tokens: the next shorter k's, which is stricter, or the first.
 
-        A hand-back without such a curve takes those without one: where the target writes on, the same limit keeps more.
+        A hand-back without a curve uses the curves of "0": the same limit keeps more if the target keeps writing.
         """
         for name in (str(hand_back), "0"):
             if shorter := [curve for curve in self.curves if curve.hand_back == name and curve.k <= k]:
@@ -98,7 +98,7 @@ class Calibration(Stored):
         return min(self.curves, key=lambda curve: curve.k)
 
     def limit(self, agreement: float, k: int, hand_back: HandBack) -> float:
-        """The limit on the risk of a block that kept this agreement. Raises OptionError if none does."""
+        """Return the limit on a block's risk that kept this agreement. Raises OptionError if none did."""
         curve = self.curve(k, hand_back)
         if (limit := curve.limit(agreement)) is None:
             names, highest = f"{self.draft.name} and {self.target.name}", curve.points[0].agreement
@@ -110,7 +110,7 @@ class Calibration(Stored):
         return sum(risks_of(self.risks, signals))
 
     def fits(self, draft: str, target: str | None) -> bool:
-        """Whether it was made with models of these fingerprints, or this name; `target` None stands for any target."""
+        """Whether it was made for models with these fingerprints, or this target name. None stands for any target."""
         known = (None, self.target.fingerprint, named_weights(self.target.name))
         return self.draft.fingerprint == draft and target in known
 
@@ -122,15 +122,15 @@ def read_calibration(path: Path) -> Calibration:
 
 @lru_cache(maxsize=64)
 def _read_as_of(path: Path, mtime_ns: int, inode: int) -> Calibration:
-    """As `read_calibration`, which takes 8 ms, and each text looks at all that there are."""
+    """Cached `read_calibration`, which takes 8 ms; each text looks at all calibrations."""
     return read_calibration(path)
 
 
 def find_calibration(
     folders: Iterable[Path], draft: str, target: str | None, names: str, given: Calibration | None = None
 ) -> Calibration:
-    """The calibration of a pair called `names`: the `given` one, else from `folders` or shipped. One that was made with
-    exactly this target goes before one that only has its name. Raises OptionError if none fits."""
+    """Return the calibration of a pair called `names`: the `given` one, else from `folders` or the package. A match of
+    the target's fingerprint is preferred to its name. Raises OptionError if none fits."""
     if given and given.fits(draft, target):
         return given
     if given:
@@ -142,10 +142,10 @@ def find_calibration(
     for path in (path for folder in (*folders, _SHIPPED) for path in sorted(folder.glob("*.json"))):
         try:
             found.append(_read_as_of(path, path.stat().st_mtime_ns, path.stat().st_ino))
-        except FileNotFoundError:  # it went meanwhile
+        except FileNotFoundError:  # removed meanwhile
             continue
         except RecordsError as error:
-            broken = error  # it may be of another pair
+            broken = error  # it may belong to another pair
     if fitting := [each for each in found if each.fits(draft, target)]:
         return min(fitting, key=lambda each: target not in (None, each.target.fingerprint))
     if broken:
@@ -158,17 +158,17 @@ def find_calibration(
 
 
 def _how_to_make(target: str | None) -> str:
-    # A model on a server without skydraft gives no texts to `calibrate`.
+    # `calibrate` needs the target's weights here; on a server without skydraft they are not.
     at_server = "Collect answers with: skydraft generate --learn DIR, then run: skydraft learn calibrate DIR"
     return at_server if target is not None and is_named(target) else _MAKE_ONE
 
 
 def bin_of(signals: Signals) -> int:
-    """The bin of a token, by its top probability alone: entropy and margin tell no more (NOTES.md)."""
+    """Return the bin of a token by its top probability: entropy and margin add nothing (NOTES.md)."""
     return bisect(_EDGES, signals.top_prob)
 
 
 def risks_of(risks: Sequence[float], signals: Iterable[Signals]) -> list[float]:
-    """The chance that the target disagrees with each token: between the middles of two bins it is interpolated."""
+    """Return the chance that the target disagrees with each token, interpolated between the middles of the bins."""
     found: list[float] = np.interp([token.top_prob for token in signals], BIN_MIDDLES, risks).tolist()
     return found

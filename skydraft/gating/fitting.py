@@ -1,4 +1,4 @@
-"""Fits a calibration: from labelled texts to the chance of disagreement, and from that to limits."""
+"""Fits a calibration: labelled texts give the chance of disagreement, and that gives limits."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,9 @@ from skydraft.gating.calibration import (
 from skydraft.gating.hand_back import HandBack, parse_hand_back
 from skydraft.types import Signals
 
-_PRIOR = 4.0  # tokens of a bin, by which the first guess outweighs one text
-_MIN_TOKENS = 100  # below, an agreement of 0.95 is known to 0.02 at best
-_MIN_UNSEEN = 6  # texts; one tells nothing of the next
+_PRIOR = 4.0  # weight of the first guess, in tokens of a bin: a single text outweighs it slowly
+_MIN_TOKENS = 100  # with fewer, an agreement of 0.95 has an error of 0.02 at best
+_MIN_UNSEEN = 6  # texts; a single text says little about others
 _LIMITS = (0.0, *np.geomspace(0.02, 20.0, 50).tolist())
 _WRITES_ON = ("agree:2", "agree:4", "agree:6", "8", "text")
 _NONE = HandBack()
@@ -37,7 +37,7 @@ _CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """One text, written by the model `path`: at each place, whether the target disagreed with the draft model."""
+    """One text, written by the model `path`, with signals and the target's disagreement for each token."""
 
     path: Literal["target", "draft"]
     signals: tuple[Signals, ...]
@@ -46,8 +46,8 @@ class LabelledText:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a gate gives along a text: tokens, disagreements left in it, and calls. The target wrote `num_written`
-    tokens itself, bonus tokens too."""
+    """The result of a gate on a text: tokens, remaining disagreements, and calls. The target wrote `num_written` tokens
+    itself, bonus tokens included."""
 
     num_tokens: int
     num_wrong: int
@@ -59,8 +59,8 @@ def walk(
     risks: Sequence[float], disagrees: Sequence[bool], limit: float, max_block: int = MAX_BLOCK,
     hand_back: HandBack = _NONE,
 ) -> Replay:  # fmt: skip
-    """Replay a calibrated gate along a recorded text, which a real run leaves after a disagreement that was skipped. A
-    block ends where its risks add up to more than the limit."""
+    """Replay a calibrated gate on a recorded text. A real run would continue differently after a skipped disagreement.
+    A block ends where its risks add up to more than the limit."""
     base = num_wrong = num_calls = num_written = 0
     while base < len(risks):
         total, length = 0.0, 0
@@ -72,7 +72,7 @@ def walk(
             num_wrong += len(wrong)
             base += length
             continue
-        own = wrong[0] if wrong else base + length  # where the target's own token stands: the correction or the bonus
+        own = wrong[0] if wrong else base + length  # the place of the correction or the bonus token
         num_on = _num_written_on(disagrees[own + 1 :], hand_back) if wrong else 0
         num_calls += 1
         num_written += (own < len(risks)) + num_on
@@ -89,7 +89,7 @@ def _num_written_on(disagrees: Sequence[bool], hand_back: HandBack) -> int:
 
 
 def count_risks(texts: Iterable[LabelledText]) -> tuple[float, ...]:
-    """The share of wrong tokens in each bin; a bin without tokens has a guess."""
+    """Return the share of wrong tokens in each bin; a guess for a bin without tokens."""
     nums, wrong = [_PRIOR] * NUM_BINS, [_PRIOR * 0.8 * (1 - middle) for middle in BIN_MIDDLES]
     for text in texts:
         for signals, disagrees in zip(text.signals, text.disagrees, strict=True):
@@ -102,10 +102,10 @@ def curve(
     texts: Sequence[LabelledText], risks: Sequence[float], k: int, hand_back: HandBack = _NONE, *,
     is_cautious: bool = False,
 ) -> Curve:  # fmt: skip
-    """Agreement and costs for a range of limits with blocks of up to `k`, over texts along the target's path.
+    """Return agreement and costs for a range of limits with blocks of up to `k`, over texts that the target wrote.
 
-    If it `is_cautious`, an agreement is one standard error below the measured one: with few texts the gate asks too
-    often rather than too seldom. Of the limits that keep the same agreement it has the loosest, besides 0.
+    If `is_cautious`, agreements are one standard error below the measured ones: with few texts the gate should rather
+    ask too often. Among limits with the same agreement only the loosest is kept, besides 0.
     """
     points, lowest = list[CurvePoint](), 1.0
     num_tokens = sum(len(text.disagrees) for text in texts)
@@ -128,7 +128,7 @@ def curve(
 
 
 def _cautious_risks(texts: Sequence[LabelledText]) -> tuple[float, ...]:
-    """Risks that together are one standard error above the measured ones."""
+    """Return risks whose sum is one standard error above the measured ones."""
     walked = [Replay(len(text.disagrees), sum(text.disagrees), 0, 0) for text in texts]
     wrong = sum(each.num_wrong for each in walked) / sum(each.num_tokens for each in walked)
     more = _standard_error(walked, wrong) / wrong if wrong else 0.0
@@ -136,14 +136,14 @@ def _cautious_risks(texts: Sequence[LabelledText]) -> tuple[float, ...]:
 
 
 def _standard_error(walked: Sequence[Replay], wrong: float) -> float:
-    """Standard error over texts of the share of disagreements left: that of half a disagreement at least."""
+    """Return the standard error of the share of disagreements over texts, at least half a disagreement's."""
     num_tokens = sum(outcome.num_tokens for outcome in walked)
     squares = sum((outcome.num_wrong - wrong * outcome.num_tokens) ** 2 for outcome in walked)
     return max(math.sqrt(squares), 0.5) / num_tokens
 
 
 def agreement(texts: Iterable[LabelledText]) -> tuple[float, int]:
-    """(the share of tokens on which both models agree, the number of tokens)"""
+    """Return (share of tokens on which both models agree, number of tokens)."""
     flags = [wrong for text in texts for wrong in text.disagrees]
     return 1 - sum(flags) / max(len(flags), 1), len(flags)
 
@@ -152,10 +152,10 @@ def fit(
     texts: Sequence[LabelledText], draft: PairSide, target: PairSide, name: str, max_new_tokens: int, *,
     sha256: str = "", unseen: Sequence[LabelledText] | None = None,
 ) -> Calibration:  # fmt: skip
-    """Fit the calibration of a pair to texts that answer the prompts called `name`. Raises PromptError for too few.
+    """Fit the calibration of a pair to answers to the prompts called `name`. Raises PromptError for too few.
 
-    The risks come from all texts, the limits from those that the target wrote. Both come from `unseen`, if given, texts
-    that the draft model was not trained on; then they are cautious.
+    Risks come from all texts, limits from the target's texts. If given, `unseen` texts (the draft model was not trained
+    on them) are used for both, cautiously.
     """
     targets = [text for text in texts if text.path == "target"]
     walked = targets if unseen is None else unseen

@@ -1,6 +1,6 @@
-"""Signals say how sure the draft model is of a token; gates decide by them which blocks go to the target.
+"""Signals measure how sure the draft model is of a token. Gates use them to decide which blocks go to the target.
 
-`register_gate` adds a gate of one's own.
+`register_gate` adds your own gate.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from skydraft.thinking import Place
 from skydraft.types import DraftBlock, Round, Signals
 
 Reason = Literal["always", "uncertain", "density", "repetition", "content", ""]
-MAX_DENSITY, DENSITY_LEN = 0.4, 12  # of so many characters at least: a full stop alone is no density
+MAX_DENSITY, DENSITY_LEN = 0.4, 12  # share of punctuation; in at least 12 characters, so that one full stop is fine
 _MARKDOWN = frozenset("*#_-`|~>")
-CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # of a token that was the only one allowed
+CERTAIN = Signals(entropy=0.0, margin=1.0, top_prob=1.0)  # for the only allowed token
 MAX_PERIOD = 8  # tokens of a cycle
-MAX_DISTINCT = 4  # a longer phrase said twice is an echo; cycles seen in practice have up to four tokens
+MAX_DISTINCT = 4  # distinct tokens of a cycle: repeating a longer phrase once is normal
 NUM_COPIES = 4  # of a phrase: a cycle that was seen twice
 MAX_WORDLESS = 64  # tokens of a cycle without a letter, such as the zeros of a table
-COPY_LEN = 20  # tokens of an earlier sentence of the answer, word for word
+COPY_LEN = 20  # tokens copied word for word from earlier in the answer
 _MIN_RUN_OF_ONE = 4
 _NO_WEIGHT = -200.0  # exp of it is 0 in float32
 
 
 def measure(row: npt.NDArray[Any]) -> Signals:
-    """Signals of one row of raw logits [vocab], unchanged. Entropy in nats, in the precision of the row."""
+    """Measure the signals of one row of raw logits [vocab]. Entropy is in nats, in the precision of the row."""
     best = int(row.argmax())
     shifted = row - row[best]
-    # A model rules a token out by -inf; a weight that rounds to 0 does the same without a NaN.
+    # Models exclude tokens by -inf. A weight that rounds to 0 does the same without a NaN.
     np.maximum(shifted, row.dtype.type(_NO_WEIGHT), out=shifted)
     weights = np.exp(shifted)
     total = float(weights.sum())
@@ -50,8 +50,7 @@ def measure(row: npt.NDArray[Any]) -> Signals:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """The number after a gate's name, and whether a block is too uncertain at it, by the signals of its tokens; None
-    if the gate has a calibration."""
+    """The number after a gate's name. `is_unsure(signals, number)` tests a block; it is None for a calibrated gate."""
 
     unit: str
     highest: float
@@ -68,12 +67,12 @@ SIGNALS: dict[str, Threshold] = {
     "calibrated": Threshold("an agreement", 1.0, "0.95"),
 }
 _OUR_GATES = tuple(SIGNALS)
-START = "start"  # the content rule that looks at where a block stands, not at its text
-NO_PLACE = Place()  # of a text that does not think
+START = "start"  # the content rule about a block's place instead of its text
+NO_PLACE = Place()  # for a text without thinking
 _NUMERALS = "一二三四五六七八九十"
 _CONTENT_RULES: dict[str, re.Pattern[str]] = {
     "digits": re.compile(r"\d"),
-    # What JSON says, without its keys: texts, numbers and words after a colon, and lists; whole, or just begun.
+    # JSON values: strings, numbers and words after a colon, and lists; complete or begun.
     "values": re.compile(r'[:：]\s*+(?:"(?:[^"\\\n]|\\.)*+"?+|-?\d[\d.eE+-]*+|true|false|null)|\[[^\[\]{}]*+'),
     "dates": re.compile(
         rf"[\d{_NUMERALS}]\s*(?:[年月日号]|世纪)|月\s*[初廿]?[{_NUMERALS}]|初[{_NUMERALS}]|\d\s*[/-]\s*\d|\d{{4}}\.\d"
@@ -81,13 +80,13 @@ _CONTENT_RULES: dict[str, re.Pattern[str]] = {
         r"|January|February|March|April|June|July|August|September|October|November|December)\b"
     ),
 }
-_LOOKBACK = 64  # tokens; longer than what a content rule matches, but for long texts in JSON
+_LOOKBACK = 64  # tokens; longer than any match of a content rule, except long strings in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class GateSpec:
-    """`always`, `never`, or the name of a signal and a threshold; and the content rules added to it. Raises
-    OptionError for a kind or rule that does not exist, a threshold out of range, and rules without effect."""
+    """A gate: `always`, `never`, or a signal's name and a threshold; and its content rules. Raises OptionError for an
+    unknown kind or rule, a threshold out of range, and rules without effect."""
 
     kind: str
     threshold: float = 0.0
@@ -117,9 +116,9 @@ class GateSpec:
 
 
 def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], bool]) -> None:
-    """Add the gate `name:THRESHOLD`, which checks a block where `is_unsure(signals of its tokens, THRESHOLD)`. Call it
-    before the gate is named; called again, it replaces the function. Raises OptionError for the name of a gate of
-    skydraft, and for one that is no word."""
+    """Add the gate `name:THRESHOLD`. It checks a block if `is_unsure(signals of its tokens, THRESHOLD)` is true. Call
+    this before you use the name; a second call replaces the function. Raises OptionError for a name that is taken or no
+    identifier."""
     if name in (*_OUR_GATES, "always", "never") or not name.isidentifier():
         raise OptionError(f"A gate cannot be called '{name}'.", hint="Choose a word that no other gate has.")
     if not callable(is_unsure):
@@ -128,10 +127,10 @@ def register_gate(name: str, is_unsure: Callable[[Sequence[Signals], float], boo
 
 
 def parse_gate(text: str) -> GateSpec:
-    """`always`, `never`, or `entropy:THETA`, `margin:M`, `prob:P`, `calibrated:AGREEMENT`, and content rules."""
+    """Parse `always`, `never`, `entropy:THETA`, `margin:M`, `prob:P` or `calibrated:AGREEMENT`, and content rules."""
     main, *given = text.split("+")
     kind, _, value = main.partition(":")
-    rules = tuple(dict.fromkeys(given))  # said twice, they are the same gate
+    rules = tuple(dict.fromkeys(given))  # repeated rules make the same gate
     if kind not in SIGNALS:
         return GateSpec(main, content_rules=rules)
     try:
@@ -148,7 +147,7 @@ def _bad_threshold(kind: str, value: str) -> OptionError:
 
 
 class Gate:
-    """The gate of a spec; `allowance` tests the tokens of a block where its kind does not test each of them."""
+    """The gate of a spec. A calibrated gate tests blocks with `allowance`."""
 
     def __init__(self, spec: GateSpec, allowance: Allowance | None = None) -> None:
         self._spec, self._allowance = spec, allowance
@@ -160,8 +159,8 @@ class Gate:
         return test is not None and bool(test(signals, self._spec.threshold))
 
     def observe(self, done: Round) -> None:
-        """Take in a committed round. What says nothing of how well the text is kept does not count: tokens that a
-        grammar forces, blocks that a content rule sends beside the others, and what was written without the target."""
+        """Record a committed round for the allowance. Forced tokens, blocks sent by a content rule, and fallback blocks
+        do not count: they say nothing about the agreement."""
         record, is_skipped = done.record, done.record.outcome == "skipped"
         if self._allowance is None or record.reason == "content" or record.outcome == "fallback":
             return
@@ -170,10 +169,10 @@ class Gate:
     def reason(
         self, generated: TokenIds, num_seen: int, block: DraftBlock, vocab: Vocab, place: Place = NO_PLACE
     ) -> Reason:
-        """Why the block after these tokens has to be escalated, or "" to skip it; the target knows `num_seen` of them.
-        `place` is that after the block.
+        """Return why the block after `generated` must be escalated, or "" to skip it. The target knows `num_seen` of
+        these tokens. `place` is the state of thinking after the block.
 
-        `never` skips a block of any text. A round without a draft always goes to the target.
+        `never` skips every block with tokens. An empty block always goes to the target.
         """
         if self._spec.kind == "always" or not block.token_ids:
             return "always"
@@ -181,7 +180,7 @@ class Gate:
             return ""
         if self.is_unsure(block.free_signals):
             return "uncertain"
-        # Tokens that a grammar forces are ignored. With a grammar, much punctuation is the grammar's own.
+        # Forced tokens are ignored. With a grammar, much punctuation is the grammar's own.
         if block.forced and all(block.forced):
             return ""
         if not block.forced and _is_dense(vocab, generated, block.token_ids):
@@ -190,15 +189,15 @@ class Gate:
         ends = unverified_cycles(text.tolist(), block.base, num_seen)
         if any(not block.is_forced(end - 1 - block.base) for end in ends) or is_copying(text):
             return "repetition"
-        # How an answer begins decides what kind it is, and a text that is never checked teaches a gate nothing.
+        # The beginning decides the kind of an answer, and a gate learns nothing from a text that is never checked.
         rules = self._spec.content_rules
         is_new = START in rules and place.has_ended and num_seen <= place.num_thinking
         return "content" if is_new or (rules and _matches_content(rules, generated, block, vocab)) else ""
 
 
 def _is_dense(vocab: Vocab, generated: TokenIds, token_ids: Sequence[int]) -> bool:
-    """Whether much of a block is punctuation, and much of the last `DENSITY_LEN` characters with it. Marks of Markdown
-    are no punctuation here."""
+    """Whether punctuation is dense both in a block and in the last `DENSITY_LEN` characters. Markdown marks do not
+    count."""
     added = vocab.decode(token_ids)
     text = (vocab.decode(generated[-DENSITY_LEN:]) + added)[-max(len(added), DENSITY_LEN) :]
     return bool(added) and all(
@@ -208,21 +207,21 @@ def _is_dense(vocab: Vocab, generated: TokenIds, token_ids: Sequence[int]) -> bo
 
 
 def _matches_content(rules: Sequence[str], generated: TokenIds, block: DraftBlock, vocab: Vocab) -> bool:
-    """Whether a content rule matches text of the block that was not forced; a match may begin before the block."""
+    """Whether a content rule matches unforced text of the block; a match may begin before the block."""
     before = vocab.decode(generated[-_LOOKBACK:])
     text = before + vocab.decode(block.token_ids)
     matches = [match for rule in rules if rule != START for match in _CONTENT_RULES[rule].finditer(text)]
-    # Where each token of the block ends in the text; half a character counts as one.
+    # The end of each token in the text; half a character counts as one.
     ends = [len(before) + len(vocab.decode(block.token_ids[: index + 1])) for index in range(len(block.token_ids))]
     free = [span for index, span in enumerate(pairwise((len(before), *ends))) if not block.is_forced(index)]
     return any(match.start() < end and match.end() > start for start, end in free for match in matches)
 
 
 def unverified_cycles(generated: Sequence[int], base: int, num_seen: int) -> list[int]:
-    """Lengths at which `generated` came to hold a cycle that reaches into generated[base:].
+    """Return the lengths at which a cycle in `generated` is complete that reaches into generated[base:].
 
     A model that repeats itself is confident (F6). A phrase of up to 8 tokens is a cycle from its second copy on, a
-    single token from four in a row. One that was complete at `num_seen` is the target's own choice, and is left out.
+    single token from four in a row. Cycles complete at `num_seen` are the target's own choice, and left out.
     """
     return [
         end
@@ -245,8 +244,8 @@ def _is_primitive(phrase: Sequence[int]) -> bool:
 
 
 def is_looping(generated: TokenIds, vocab: Vocab) -> bool:
-    """Whether the text ends in a cycle of up to 8 tokens that was seen twice: `NUM_COPIES` copies, or 8 of one token. A
-    cycle without a letter may be a table, so it has to be longer."""
+    """Whether the text ends in `NUM_COPIES` copies of a phrase of up to 8 tokens, or 8 of one token. A cycle without
+    letters may be a table, so it must be longer."""
     tail = generated[-MAX_WORDLESS - MAX_PERIOD :]
     for period in range(1, MAX_PERIOD + 1):
         differs = np.flatnonzero(tail[period:] != tail[:-period])
@@ -258,9 +257,9 @@ def is_looping(generated: TokenIds, vocab: Vocab) -> bool:
 
 
 def is_copying(generated: TokenIds) -> bool:
-    """Whether the last `COPY_LEN` tokens stand in the text before, in this order: a model in a loop as long as a
-    paragraph is sure of every token. Each block of such a copy is checked, since only at the end of a sentence may the
-    target have left the loop. Of a short cycle, `unverified_cycles` knows when it began."""
+    """Whether the last `COPY_LEN` tokens stand earlier in the text. A model in a loop as long as a paragraph is sure of
+    every token. Each block of such a copy is checked, since the target may leave the loop only at the end of a
+    sentence. Short cycles are left to `unverified_cycles`."""
     if len(generated) <= COPY_LEN or len(set(generated[-COPY_LEN:].tolist())) <= MAX_DISTINCT:
         return False
     before = np.lib.stride_tricks.sliding_window_view(generated[:-1], COPY_LEN)

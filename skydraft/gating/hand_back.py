@@ -1,4 +1,4 @@
-"""How long the target writes on after it has corrected a draft: each token is its own choice after that prefix."""
+"""How long the target keeps writing after it has corrected a draft. It chooses each of these tokens itself."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ _HINT = "Use 0, a number of tokens, agree:M (for example agree:4), or text."
 class HandBack:
     """After a correction the target writes at most `num_tokens` more.
 
-    With `agreed` it also ends once the draft model, reading along, would have written the last `agreed` of them itself.
-    `HandBack()` is the correction alone. Raises OptionError for numbers out of range.
+    With `agreed` it also stops once the draft model agrees with the last `agreed` tokens. `HandBack()` is the
+    correction alone. Raises OptionError for numbers out of range.
     """
 
     num_tokens: int = 0
@@ -30,7 +30,7 @@ class HandBack:
         return self.agreed > 0
 
     def is_over(self, num_written: int, num_agreed: int) -> bool:
-        """Whether the draft model is to go on: after `num_written` tokens, the last `num_agreed` of them as its own."""
+        """Whether the draft model should continue, after `num_written` tokens; it agrees with the last `num_agreed`."""
         return num_written >= self.num_tokens or (self.reads and num_agreed >= self.agreed)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, and beside it the ones before."""
+"""The adapters of each model: `adapters/MODEL/NAME/adapter.gguf`, with earlier versions beside it."""
 
 import os
 from pathlib import Path
@@ -8,19 +8,19 @@ from skydraft.errors import OptionError
 from skydraft.files import ADAPTER, adapters_in, is_adapter_name, write_whole
 from skydraft.models.cache import disk_errors_named, locked
 
-MAX_BEFORE = 3  # earlier ones that `learn revert` can go back to
-LAST_RUN, IN_USE = "last-run", "is in use"  # what `learn run` did last, and what it says there
-_LOCK_S = 10.0  # others hold it for milliseconds
+MAX_BEFORE = 3  # earlier versions for `learn revert`
+LAST_RUN, IN_USE = "last-run", "is in use"  # the note of the last `learn run`, and its words for success
+_LOCK_S = 10.0  # other processes hold it for milliseconds
 
 
 def folder_of(model: str, cache: Path) -> Path:
-    """The folder of a model's adapters, by the user's name of the model; it may not exist."""
+    """Return the folder of a model's adapters, by the user's name for the model; it may not exist."""
     name = model.replace("%", "%25").replace("/", "%2F")
     return cache / "adapters" / (name if name.strip(".") else name.replace(".", "%2E"))
 
 
 def home_of(name: str, model: str, cache: Path) -> Path:
-    """The folder of one adapter. Raises OptionError for what is no name."""
+    """Return the folder of one adapter. Raises OptionError for an invalid name."""
     if not is_adapter_name(name):
         hint = "Use letters, digits, - and _, for example: reviews."
         raise OptionError(f"'{name[:80]}' cannot be the name of an adapter.", hint=hint)
@@ -28,18 +28,18 @@ def home_of(name: str, model: str, cache: Path) -> Path:
 
 
 def shipped(name: str) -> Path:
-    """The file of an adapter that comes with the package, for the draft model of the default pair."""
+    """Return the file of an adapter in the package, for the draft model of the default pair."""
     return Path(__file__).parent / "shipped_adapters" / f"{name}.gguf"
 
 
 def all_adapters(cache: Path) -> dict[str, list[str]]:
-    """The names of all adapters, by the names of their models."""
+    """Return the names of all adapters, by model."""
     found = {unquote(folder.name): adapters_in(folder) for folder in sorted((cache / "adapters").glob("*"))}
     return {model: names for model, names in found.items() if names}
 
 
 def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
-    """Use this adapter from now on; the one before is kept. Twice does it once.
+    """Use this adapter from now on; the version before is kept. A repeated call changes nothing.
 
     Raises OptionError, ModelFilesError or NotEnoughDisk.
     """
@@ -57,7 +57,7 @@ def keep(data: bytes, name: str, model: str, cache: Path) -> Path:
 
 
 def revert(name: str, model: str, cache: Path) -> bool:
-    """Use the adapter before this one again, or none; returns whether there was one. Raises OptionError."""
+    """Go back to the version before, or to no adapter; returns whether there was one. Raises OptionError."""
     home = home_of(name, model, cache)
     used, note = home / ADAPTER, home / LAST_RUN
     if not used.exists():
@@ -68,14 +68,14 @@ def revert(name: str, model: str, cache: Path) -> bool:
             used.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
             return False
-        if note.exists():  # else a timer would learn the same again
+        if note.exists():  # otherwise a timer would learn the same again
             write_whole(note, note.read_text().replace(IN_USE, "was taken back").encode(), 0o600)
         os.replace(earlier[0], used)
     return True
 
 
 def _earlier(home: Path) -> list[Path]:
-    """Those before, the newest first. The one in use is none of them: a kill may have left it there, too."""
+    """Return earlier versions, the newest first. Delete a copy of the current one, left by a killed process."""
     found = sorted(home.glob("before-*.gguf"), key=lambda path: int(path.stem.partition("-")[2]), reverse=True)
     while found and (home / ADAPTER).exists() and found[0].read_bytes() == (home / ADAPTER).read_bytes():
         found.pop(0).unlink()

@@ -1,6 +1,6 @@
 """Our folder of model files. `models/<file>` exists only after its sha256 was checked.
 
-It is written or linked under a `.partial` name, hashed, and renamed. So later checks compare only its size.
+A file is written or linked under a `.partial` name, hashed, and renamed. So later checks compare only the size.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ _SEPARATOR = re.compile("[/:]")
 
 
 def cache_dir() -> Path:
-    """Of SKYDRAFT_HOME, or else of the user. It reads the environment: call it in the outermost layer alone.
+    """Return SKYDRAFT_HOME, or the user's cache folder. It reads the environment, so call it in the outermost layer.
 
-    Raises OptionError where there is no such folder.
+    Raises OptionError if the user has no home folder.
     """
     try:
         return Path(os.environ.get("SKYDRAFT_HOME") or user_cache_dir("skydraft")).expanduser().absolute()
@@ -32,24 +32,24 @@ def cache_dir() -> Path:
 
 
 def model_path(model: KnownModel, cache: Path, end: str = "") -> Path:
-    """Of the checked file; with `end` .partial or .lock, of what is beside it meanwhile."""
+    """Return the path of the checked file; with `end` .partial or .lock, of its temporary file or lock."""
     return cache / "models" / f"{model.file}{end}"
 
 
 def named_path(name: str, cache: Path, end: str = "") -> Path:
-    """The same of a known model, or of one that was or will be made here, by name."""
+    """Return the same path by name, for a known model or one that was or will be made here."""
     model = manifest.KNOWN.get(name)
     return model_path(model, cache, end) if model else cache / "models" / f"{_SEPARATOR.sub('-', name)}.gguf{end}"
 
 
 def made_models(cache: Path) -> dict[str, Path]:
-    """The models that were made here, by name."""
+    """Return the models that were made here, by name."""
     known = [model.file for model in manifest.KNOWN.values()]
     return {path.stem: path for path in sorted((cache / "models").glob("*.gguf")) if path.name not in known}
 
 
 def present(model: KnownModel, cache: Path) -> Path | None:
-    """The checked file if it is in place; looks at its size only."""
+    """Return the checked file if it is present; compares only its size."""
     path = model_path(model, cache)
     return path if path.is_file() and path.stat().st_size == model.bytes else None
 
@@ -60,7 +60,7 @@ def sha256_of(path: Path) -> str:
 
 
 def settle(model: KnownModel, cache: Path) -> Path:
-    """Rename the `.partial` file into place. Raises HashMismatch for another hash; then the `.partial` file is gone."""
+    """Rename the `.partial` file into place. For a wrong hash delete it and raise HashMismatch."""
     partial = model_path(model, cache, ".partial")
     if (sha256 := sha256_of(partial)) != model.sha256:
         partial.unlink()
@@ -72,7 +72,8 @@ def settle(model: KnownModel, cache: Path) -> Path:
 
 
 def locked(path: Path, busy: str, timeout_s: float = 0.0) -> AbstractContextManager[object]:
-    """A lock file for `with`. Raises ModelFilesError with the message `busy` if another keeps it for `timeout_s`."""
+    """Return a lock for `with`. Raises ModelFilesError with the message `busy` if another process holds it longer than
+    `timeout_s`."""
     return lock_file(path, ModelFilesError(busy, hint="Stop that process, or wait until it is done."), timeout_s)
 
 

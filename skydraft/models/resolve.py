@@ -1,4 +1,4 @@
-"""Turns a model argument, such as that of `--edge-model`, into files on this disk."""
+"""Turns a model argument, such as `--edge-model NAME`, into files on this disk."""
 
 import os
 import re
@@ -15,20 +15,20 @@ _GGUF_MAGIC = b"GGUF"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w.-]+(?:/[\w.-]+)*\.gguf)")
 
-# Included toys of real architecture, so that speech works offline: a synthetic test bed.
+# Packaged toys with a real architecture, so that speech works offline: a synthetic test bed.
 EMBEDDED = {"tiny-omni-edge": "tiny_omni/edge", "tiny-omni-cloud": "tiny_omni/cloud"}
 
 
 def resolve(
     spec: str, cache: Path, *, offline: bool = False, source: SourceName = "auto", progress: Progress = no_progress
 ) -> Path | None:  # fmt: skip
-    """The .gguf file or the checkpoint's folder of `spec`, downloaded if needed; None for a toy, which has neither.
+    """Return the .gguf file or checkpoint folder of `spec`, downloaded if needed; None for a toy.
 
-    In this order: a toy, as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a model that was
-    quantized here; a file or folder that exists; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`. Raises
-    UnknownModel, BrokenModel, and the errors of `fetch_model`.
+    It tries in this order: a toy, such as toy:drift=0.4; `ollama:NAME[:TAG]`; an embedded model; a known name; a model
+    that was quantized here; an existing file or folder; a hub file `org/name/file.gguf`; a hub checkpoint `org/name`.
+    Raises UnknownModel, BrokenModel, and the errors of `fetch_model`.
     """
-    local = Path(os.path.expanduser(spec))  # which leaves a ~ that it does not know
+    local = Path(os.path.expanduser(spec))  # an unknown ~user stays
     if spec.partition(":")[0] == "toy":
         return None
     if spec.startswith(OLLAMA):
@@ -44,7 +44,7 @@ def resolve(
             return _from_folder(local)
         if spec and local.exists():
             return _gguf(local)
-        # If the folder exists here, a missing file in it is a typing mistake, not a file on the hub.
+        # If the folder exists here, a missing file in it is a typo, not a file on the hub.
         match = None if local.parent.is_dir() else HUB_FILE.fullmatch(spec)
     if match:
         return _gguf(_fetch_hub_file(match[1], match[2], offline))
@@ -66,8 +66,8 @@ def _fetch_hub_file(repo: str, file: str, offline: bool) -> Path:
 
 
 def _gguf(path: Path) -> Path:
-    """The same path. Raises BrokenModel for a file that is none."""
-    if not path.is_file():  # a pipe would be waited for
+    """Return `path`. Raises BrokenModel if it is not a GGUF file."""
+    if not path.is_file():  # reading a pipe might never end
         raise BrokenModel(f"{path} is not a regular file.", hint="Give the path of a .gguf file.")
     with telling(BrokenModel, f"{path} cannot be read", "Check its permissions."), path.open("rb") as file:
         magic = file.read(len(_GGUF_MAGIC))

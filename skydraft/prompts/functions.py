@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and later models write them: where one ends, and what it says, by the schema of its tool.
+"""Tool calls as Qwen3-Coder and later models write them: where a call ends, and its arguments, by the tool's schema.
 
 <function=get_weather>
 <parameter=city>
@@ -6,7 +6,8 @@
 </parameter>
 </function>
 
-Models leave out ends, and values hold marks. A value ends at the last end of a parameter before what follows it.
+Models leave out end marks, and values may contain marks. A value ends at the last end mark before the next parameter
+or the end of the call.
 """
 
 import json
@@ -19,15 +20,16 @@ Tools: TypeAlias = Mapping[str, Any]  # parameters by name
 FUNCTION = "<function="
 _FUNCTION_END, _PARAMETER, _PARAMETER_END = "</function>", "<parameter=", "</parameter>"
 _NAME = r"[^<>\n]+"
-_MARKS = re.compile(rf"{_FUNCTION_END}|</?tool_call>|{FUNCTION}")  # the end of a function, and what may follow it
+_MARKS = re.compile(rf"{_FUNCTION_END}|</?tool_call>|{FUNCTION}")  # the end of a function, and marks that may follow
 _LONGEST = len("</tool_call>")
-_TYPES = {str: "string", type(None): "null"}  # of values that a schema names; others are read as JSON
+_TYPES = {str: "string", type(None): "null"}  # of enum values; other types are read as JSON
 
 
 def end_of(text: str, start: int, at: int) -> tuple[int, bool]:
-    """Where the function that begins at `start` ends, and True; or else from where to read on, once there is more.
+    """Find the end of the function that begins at `start`: returns (end, True), or (where to continue later, False).
 
-    It ends at its mark after the end of a parameter. Elsewhere that mark may be in a value, unless a mark follows.
+    A function ends at its end mark after the end of a parameter. Elsewhere that mark may belong to a value, unless
+    another mark follows.
     """
     while mark := _MARKS.search(text, max(at, start + 1)):
         before, is_own = text[start : mark.start()].rstrip(), mark[0] == _FUNCTION_END
@@ -39,11 +41,12 @@ def end_of(text: str, start: int, at: int) -> tuple[int, bool]:
 
 
 def call_of(text: str, tools: Tools) -> dict[str, Any]:
-    """Raises ValueError for what is more than parameters, and other errors for schemas that are none."""
+    """Return a call's name and arguments. Raises ValueError for text beside the parameters, and other errors for
+    invalid schemas."""
     name, _, rest = text.removeprefix(FUNCTION).rstrip().removesuffix(_FUNCTION_END).partition(">")
     known = (tools.get(name) or {}).get("properties") or {}
     names = "|".join(map(re.escape, known)) or _NAME
-    # What follows a value without an end is the end of the call, or a parameter of the tool.
+    # After a value without an end mark comes the end of the call, or a parameter of the tool.
     rests = rf"{_PARAMETER_END}\s*(?={_PARAMETER}|\Z)|(?={_PARAMETER}(?!\1>)(?:{names})>|\Z)"
     parameters = [*re.finditer(rf"\s*{_PARAMETER}({_NAME})>\n?(.*?)\n?(?:{rests})", rest, re.DOTALL)]
     if "".join(each[0] for each in parameters).strip() != rest.strip():
@@ -58,7 +61,7 @@ def call_of(text: str, tools: Tools) -> dict[str, Any]:
 
 
 def _kinds(schema: Any) -> set[str]:
-    """The types that a schema names, by its values and parts, too. Empty if it names none."""
+    """Return the types that a schema names, also by enum values and subschemas. Empty if it names none."""
     if not isinstance(schema, dict):
         return set()
     given = schema.get("type", [])
@@ -68,12 +71,12 @@ def _kinds(schema: Any) -> set[str]:
 
 
 def _value(said: str, kinds: set[str]) -> Any:
-    """A text where a parameter may be one, else what it says as JSON. None where it says that there is no value."""
+    """Return a value as text if the parameter may be a string, else parsed as JSON; None if it stands for no value."""
     if "string" in kinds:
         return None if "null" in kinds and said in ("null", "None") else said
     if kinds and said.strip().lower() in ("", "none"):
         return None
-    for form in (said, said.lower()):  # some templates show "True"
+    for form in (said, said.lower()):  # some templates write "True"
         with suppress(ValueError):
             return json.loads(form)
     return said

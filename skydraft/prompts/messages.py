@@ -1,4 +1,4 @@
-"""Messages, the parts of a prompt: each has one role."""
+"""Messages of a conversation: each has one role."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -11,7 +11,7 @@ from skydraft.errors import PromptError
 from skydraft.prompts.audio import Audio
 
 Role = Literal["system", "user", "assistant", "tool"]
-# Further fields of OpenAI's messages, for templates.
+# Other fields of OpenAI's messages, for templates.
 _KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 
 
@@ -19,8 +19,8 @@ _KEYS = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 class Message:
     """One turn of a conversation. `more` has further fields for chat templates, under OpenAI's names.
 
-    `audio` are recordings by the user, heard before the words. An answer continues a message that `is_open`, which is
-    the last one and the assistant's. Raises PromptError.
+    `audio` are the user's recordings, heard before the words. The answer continues a message that `is_open`: the last
+    one, by the assistant. Raises PromptError.
     """
 
     role: Role
@@ -40,9 +40,9 @@ class Message:
 
 
 def asked(prompt: str | None, system: str | None = None, audio: Audio | None = None) -> tuple[Message, ...]:
-    """The conversation of a single question, of a recording alone that about its speaker; empty without both.
+    """Return the conversation of a single question; for a recording alone the question is about its speaker.
 
-    Raises PromptError where a text is empty.
+    Empty without prompt and recording. Raises PromptError if a text is empty.
     """
     if prompt is None and audio is None:
         return ()
@@ -55,7 +55,7 @@ def asked(prompt: str | None, system: str | None = None, audio: Audio | None = N
 
 
 def spoken(messages: tuple[Message, ...], audio: Audio | None) -> tuple[Message, ...]:
-    """The conversation with a recording before the words of its last message. Raises PromptError."""
+    """Add a recording before the words of the last message. Raises PromptError."""
     if audio is None or not messages:
         return messages
     last = messages[-1]
@@ -63,7 +63,8 @@ def spoken(messages: tuple[Message, ...], audio: Audio | None) -> tuple[Message,
 
 
 def conversation(messages: Iterable[Mapping[str, Any] | Message]) -> tuple[Message, ...]:
-    """As in OpenAI's interface, {"role": ..., "content": ...}; "audio" may hold an Audio. Raises PromptError."""
+    """Read messages as in OpenAI's interface, {"role": ..., "content": ...}; "audio" may hold an Audio. Raises
+    PromptError."""
     if isinstance(messages, Mapping | str | bytes):
         raise PromptError("A conversation is a list of messages.", hint='Write [{"role": "user", "content": "..."}].')
     return tuple(each if isinstance(each, Message) else _message(number, each) for number, each in enumerate(messages))
@@ -74,14 +75,14 @@ def _message(number: int, given: Any) -> Message:
         fields = dict(given)
         role, content, audio = fields.pop("role"), fields.pop("content", None), fields.pop("audio", None)
         if content is None and role in ("assistant", "tool"):
-            content = ""  # the turn only called a tool
+            content = ""  # a message that only calls a tool
         calls = as_objects(fields.get("tool_calls") or ())
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise _no_message(number, f"it lacks {error}" if isinstance(error, KeyError) else "a part is none") from error
     if unknown := sorted(fields.keys() - _KEYS, key=str):
         raise _no_message(number, f"an unknown field: {one_line(str(unknown[0]))[:80]}")
     if not isinstance(content, str) or not isinstance(audio, Audio | None):
-        raise _no_message(number, "content must be a text, and audio come from skydraft.load_audio")
+        raise _no_message(number, "content must be a text, and audio must come from skydraft.load_audio")
     fields["tool_calls"] = calls
     more = tuple((key, fields[key]) for key in _KEYS if fields.get(key) not in (None, []))
     return Message(role, content, more, (audio,) if audio else ())
@@ -93,12 +94,12 @@ def _no_message(number: int, why: str) -> PromptError:
 
 
 def as_objects(tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """With arguments as objects, which templates write as JSON; a string that is no JSON of whole characters stays."""
+    """Turn the arguments of calls into objects, which templates write as JSON. Invalid JSON stays a string."""
     return [_formed(call, _as_object) for call in tool_calls]
 
 
 def in_form(message: Message, form: Callable[[Any], Any]) -> Message:
-    """The same with the arguments of its calls in another form."""
+    """Return the message with the arguments of its calls changed by `form`."""
     more = ((key, [_formed(each, form) for each in of] if key == "tool_calls" else of) for key, of in message.more)
     return replace(message, more=tuple(more))
 
@@ -109,8 +110,8 @@ def _formed(call: Mapping[str, Any], form: Callable[[Any], Any]) -> dict[str, An
 
 
 def _as_object(given: Any) -> Any:
-    given = given or "{}"  # some clients write none as ""
-    with suppress(AttributeError, ValueError):  # it is an object already, or no JSON
+    given = given or "{}"  # some clients write no arguments as ""
+    with suppress(AttributeError, ValueError):  # already an object, or invalid JSON
         value = from_json(given)
         return value if isinstance(value, dict) else given
     return given

@@ -1,8 +1,8 @@
 """The prompts of one request: tokens and speech of its messages, for the draft model and for the target.
 
-What a conversation says is text: `<|im_end|>` in a message, a tool or a result is ten characters, and ends no turn. A
-tokenizer reads the name of a special token as that token wherever it stands. So each such name in the conversation is
-cut after its first character before the chat template places it, and what stands between two cuts is encoded apart.
+The words of a conversation are plain text: `<|im_end|>` in a message, a tool or a result is ten characters, and ends no
+turn. But a tokenizer reads the name of a special token as that token everywhere. So each such name is cut after its
+first character before the chat template places it, and the text between two cuts is encoded separately.
 """
 
 import re
@@ -25,10 +25,10 @@ from skydraft.prompts.thinking import REASONING, apart, has_thought, resumed, te
 from skydraft.types import Prompt
 
 ShareAudio = Literal["features", "none"]
-_TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters join the text before in different ways
+_TEXTS = ("a", "1", "中", "\nb", " c", "<d")  # their first characters merge with the text before in different ways
 _DAYS = (datetime(2001, 2, 3), datetime(2032, 11, 30))
 _MIN_BEGINNING = 4
-_CHARS_READ = 8  # for each token of the context, before a longer text is read whole
+_CHARS_READ = 8  # for each token of the context: the first part of a long text to count
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ def prompt_ids(
     vocab: Vocab, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (), settings: Settings = NO_SETTINGS,
     audio_ids: Iterable[tuple[int, ...]] = (), most: int | None = None,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The tokens that ask for an answer to `messages`: through the chat template, or their bare text where `raw`.
+    """Return the prompt's tokens for an answer to `messages`: by the chat template, or with `raw` the bare text.
 
-    Special tokens are the template's own marks, speech, and those that a bare text writes out (for FIM, for example).
+    Only the template's own marks, speech, and names in a bare text (for FIM, for example) become special tokens.
     `audio_ids` are the tokens of each recording, in order; without them only the words are read. `settings` are for the
-    template. Raises ContextExceeded, soon, for far more than `most` tokens.
+    template. Raises ContextExceeded early for far more than `most` tokens.
     """
     said, ids, cut = list(messages), iter(audio_ids), ""
     if not raw:
@@ -69,7 +69,7 @@ def prompt_ids(
     else:
         text = render(vocab, heard, tools, settings)
     if most is not None:
-        check_length(vocab, text.replace(cut, ""), most)  # a cut is no token; of so few nothing is refused that fits
+        check_length(vocab, text.replace(cut, ""), most)  # without the cuts, which are no tokens
     if raw:
         return vocab.encode(text)
     first, *others = text.split(cut)
@@ -79,14 +79,14 @@ def prompt_ids(
 def _cut_marks(
     vocab: Vocab, messages: Seq[Message], tools: Seq[Any], settings: Settings
 ) -> tuple[list[Message], list[Any], Settings, str]:
-    """The conversation with a cut in each name of a special token or tag, and the text that stands for a cut.
+    """Put a cut into each name of a special token or tag; returns messages, tools, settings and the cut's text.
 
-    It is of digits, which templates and JSON leave as they are, and random: no one can write it before.
+    A cut is random digits: templates and JSON leave digits unchanged, and nobody can guess them.
     """
     cut, marks = f"{secrets.randbelow(10**12):012}", _marks(vocab)
 
     def change(text: str) -> str:
-        before = cut if text.strip() in vocab.mark_words else ""  # some templates put brackets around keys
+        before = cut if text.strip() in vocab.mark_words else ""  # some templates add brackets around keys
         return before + marks.sub(rf"\g<0>{cut}", text)
 
     def changed(message: Message) -> Message:
@@ -115,12 +115,13 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def check_length(vocab: Vocab, text: str, most: int) -> None:
-    """Refuse a text by its beginning: to read two megabytes takes seconds, which nothing can end."""
+    """Raise ContextExceeded for a text whose beginning is too long: encoding two megabytes takes seconds, and nothing
+    can interrupt it."""
     num_chars = _CHARS_READ * most
     while num_chars < len(text):
-        # Twice as many: the whole text may be cut into tokens otherwise than its beginning.
+        # Twice as many, since the whole text may split into other tokens than its beginning.
         if (num_tokens := len(vocab.encode(text[:num_chars]))) > 2 * most:
-            num_tokens = num_tokens * len(text) // num_chars  # agents leave out as much as the number says
+            num_tokens = num_tokens * len(text) // num_chars  # agents shorten their text by this number
             message = f"The prompt has about {num_tokens} tokens, the context holds {most}."
             hint = "Shorten the prompt or raise --context."
             raise ContextExceeded(message, num_tokens=num_tokens, most=most, hint=hint)
@@ -128,7 +129,7 @@ def check_length(vocab: Vocab, text: str, most: int) -> None:
 
 
 def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
-    """How the chat template begins every prompt of a single question, on any day. Empty if too short to matter."""
+    """Return the tokens that begin every prompt of a single question, on any day. Empty if too few to matter."""
     try:
         days = [{"strftime_now": day.strftime} for day in _DAYS]
         texts = [render(vocab, [Message("user", text)], settings=day) for text, day in product(_TEXTS, days)]
@@ -142,7 +143,7 @@ def beginning_ids(vocab: Vocab) -> tuple[int, ...]:
 def read_prompt(
     reader: Engine, messages: Seq[Message], *, raw: bool = False, tools: Seq[Any] = (), settings: Settings = NO_SETTINGS
 ) -> PromptPair:
-    """`reader` makes features of speech. Raises PromptError."""
+    """Read messages as prompts for both sides; `reader` makes features of speech. Raises PromptError."""
     read = partial(prompt_ids, reader.vocab, messages, raw=raw, tools=tools, settings=settings)
     words = Prompt(read(most=reader.context_len))  # a text that is too long fails before its speech is read
     recordings = [audio for message in messages for audio in message.audio]
@@ -152,6 +153,6 @@ def read_prompt(
     media = tuple(reader.media(audio.samples) for audio in recordings)
     features_ms = (time.perf_counter() - began) * 1e3
     heard = read(audio_ids=map(reader.audio_tokens, media))
-    # Rounded in one process too: a verdict must not depend on where the target runs.
+    # Also rounded in one process: a verdict must not depend on where the target runs.
     rounded = Prompt(heard, tuple(each.rounded() for each in media))
     return PromptPair(Prompt(heard, media), rounded, features_ms)

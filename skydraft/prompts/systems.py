@@ -1,4 +1,4 @@
-"""System messages where a chat template reads them: some take only the first message as one, some take none."""
+"""Moves system messages to places where a chat template reads them: some read only the first message, some none."""
 
 from collections.abc import Sequence as Seq
 from contextlib import suppress
@@ -12,11 +12,11 @@ from skydraft.prompts.messages import Message, Role
 
 
 def readable(vocab: Vocab, messages: Seq[Message], tools: Seq[Any] = ()) -> list[Message]:
-    """The conversation with no system message in a place where the template refuses or drops it.
+    """Return the conversation without system messages in places where the template refuses or drops them.
 
-    Those that begin it become one. A later one goes after the words of the user or the result before it, or else before
-    the user's next words, or in a turn of the user where none are left: so a conversation that grows keeps its
-    beginning. Nothing comes after a message that is open.
+    System messages at the beginning become one. A later one goes after the user message or tool result before it. Else
+    it goes before the next user message, or into a new user message at the end. So a growing conversation keeps its
+    beginning. An open message stays the last.
     """
     reads_first, reads_later = _reads(vocab, bool(tools and vocab.tool_template))
     told, held = list[Message](), ""
@@ -37,9 +37,9 @@ def readable(vocab: Vocab, messages: Seq[Message], tools: Seq[Any] = ()) -> list
 
 @kept_with_vocab
 def _reads(vocab: Vocab, for_tools: bool) -> tuple[bool, bool]:
-    """Whether the template reads a system message in the first place, and in a later one."""
+    """Whether the template reads a system message at the beginning, and later ones."""
     if vocab.chat_template is None:
-        return True, True  # it takes none, and says so
+        return True, True  # `render` refuses them with a message
     roles: list[Role] = ["system", "user", "assistant", "system", "user"]
     marks = [Message(role, f"xqzjv{number}") for number, role in enumerate(roles)]
     tools = [ANY_TOOL] if for_tools else []

@@ -1,4 +1,4 @@
-"""How a chat template lets its model think: its tags, what turns it on and off, and what the history keeps of it."""
+"""Thinking by chat template: its tags, the switch that turns it on and off, and thinking in earlier messages."""
 
 import re
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from skydraft.prompts.messages import Message
 from skydraft.thinking import BLANK, Tags, split
 
 Think = Literal["auto", "on", "off"]
-REASONING = "reasoning_content"  # of a message: what was thought before its content
+REASONING = "reasoning_content"  # a message's field for the thinking before its content
 _SWITCHES = ("enable_thinking", "thinking")
-# An end tag of Qwen, DeepSeek, Hermes, Seed and others, of Mistral, and of Cohere.
+# End tags of Qwen, DeepSeek, Hermes, Seed and others; of Mistral; of Cohere.
 _ENDS = re.compile(r"</[\w:]*(?:think|thought|reason)\w*>|\[/THINK\]|<\|END_THINKING\|>", re.IGNORECASE)
-_NUM_TAIL = 64  # tokens of a prompt that hold its last tag
+_NUM_TAIL = 64  # last tokens of a prompt, which contain its last tag
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`names` are what a template may be given by a request; `switch` is the one that turns thinking on, or ""."""
+    """`names` are settings that the template reads; `switch` is the one that turns thinking on, or ""."""
 
     tags: Tags
     names: frozenset[str]
@@ -44,13 +44,13 @@ def template_of(chat_template: str | None) -> Template:
 
 
 def settings(vocab: Vocab, think: Think, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is given."""
+    """Return the template's settings: the thinking switch, and the `given` ones, which win."""
     template = template_of(vocab.chat_template)
     return {template.switch: think == "on", **given} if think != "auto" and template.switch else dict(given)
 
 
 def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think: Think = "auto") -> Tags:
-    """The tags of the text that follows a prompt. Raises OptionError where the template does not do as `think` says."""
+    """Return the tags of the text after a prompt. Raises OptionError if the template cannot do as `think` wants."""
     template = template_of(vocab.chat_template)
     if not template.thinks:
         return Tags()
@@ -71,7 +71,7 @@ def tags_after(vocab: Vocab, messages: Seq[Message], prompt_ids: Seq[int], think
 
 
 def apart(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
-    """The messages, with what the assistant thought in its own tags taken out of their content."""
+    """Move thinking in the assistant's contents into `REASONING` fields."""
     tags = template_of(vocab.chat_template).tags
 
     def taken(message: Message) -> Message:
@@ -84,9 +84,9 @@ def apart(vocab: Vocab, messages: Seq[Message]) -> list[Message]:
 
 
 def has_thought(vocab: Vocab, message: Message) -> bool | None:
-    """Whether the thinking of an open message has ended, by its tags or since it says something.
+    """Whether the thinking of an open message has ended: by its end tag, or because an answer follows.
 
-    None if it has none; a start tag alone is one.
+    None without thinking; a start tag alone counts as thinking.
     """
     (told,), end = apart(vocab, [message]), template_of(vocab.chat_template).tags.end
     has_tags = told is not message
@@ -96,7 +96,7 @@ def has_thought(vocab: Vocab, message: Message) -> bool | None:
 
 
 def resumed(vocab: Vocab, asked: str, thought: str, content: str, *, has_ended: bool) -> str:
-    """A prompt that goes on from what was thought and said after `asked`, which asks for an answer."""
+    """Return the prompt `asked` with the given thinking and content, to be continued."""
     tags = template_of(vocab.chat_template).tags
     text = asked if asked.rstrip(BLANK).endswith(tags.start) else f"{asked}{tags.start}\n"
     return f"{text}{thought}" + (f"\n{tags.end}\n\n{content}" if has_ended else "")

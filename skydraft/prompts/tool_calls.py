@@ -1,4 +1,4 @@
-"""Tool calls in the format of the chat templates of Qwen and Hermes: read from a text, or enforced by a grammar.
+"""Tool calls in the format of Qwen's and Hermes' chat templates: read from a text, or enforced by a grammar.
 
 <tool_call>
 {"name": "get_weather", "arguments": {"city": "上海"}}
@@ -24,8 +24,8 @@ from skydraft.prompts.messages import Message
 from skydraft.thinking import num_suspect
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_STRAY = re.compile(r"\s*\}")  # after the object of a call: small models write one bracket too many
-# After a call or none.
+_STRAY = re.compile(r"\s*\}")  # after a call's object: small models write one bracket too many
+# The head of a call, perhaps after the end of another one.
 _HEAD = re.compile(rf'(?:\}}\n{_END}\n)?{_BEGIN}\n\{{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 _OPENING = re.compile(rf"\s*(?:(?P<mark>{_BEGIN})\s*|(?P<fence>`{{1,3}})\w*(?:\s+|$|(?=\{{)))?")
 _MAY_ANSWER = (
@@ -33,18 +33,18 @@ _MAY_ANSWER = (
     "If none does, answer from your own knowledge."
 )
 _ARGUMENTS = {"arguments", "parameters"}
-_MAX_HELD, _MAX_BREAKS = 256, 64  # characters of an opening, of which a name has 128; line breaks before it
-_HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # these say what an object holds
-# As `tojson` writes arguments into the next turn of the conversation, and as models saw them in training.
+_MAX_HELD, _MAX_BREAKS = 256, 64  # characters before a call's arguments (128 for a name); line breaks before a call
+_HOLDING = {"$ref", "allOf", "anyOf", "oneOf", "enum", "const", "minProperties"}  # about the content of an object
+# As `tojson` writes arguments into the history, and as models saw them in training.
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of the answer's text, of what is thought before it, or of the arguments of a call.
+    """A piece of the answer's text, of the thinking before it, or of a call's arguments.
 
-    The first piece of a call has the name of the tool; with the last one the arguments are an object. A call that has
-    no last piece was cut.
+    The first piece of a call has the tool's name; the last one (`is_last`) completes the arguments' object. A call
+    without a last piece was cut off.
     """
 
     text: str
@@ -54,16 +54,16 @@ class Piece:
 
 
 def writes_calls(vocab: Vocab) -> bool:
-    """Whether a model with this template was trained to do so."""
+    """Whether the template shows that its model was trained to call tools in this format."""
     template = vocab.tool_template or vocab.chat_template or ""
     return "tools" in template and _BEGIN in template
 
 
 def may_answer(messages: Seq[Message]) -> list[Message]:
-    """The conversation for an answer that may call a tool and need not, with a system prompt that says so.
+    """Add a system prompt that makes tool calls optional.
 
-    With the template's own, small models for code call a tool for nearly every question. A conversation with a system
-    prompt stays as it is, and so does one with results since the last question: with this they repeat them.
+    With the template's own system prompt, small code models call a tool for nearly every question. A conversation with
+    a system prompt, or with tool results after the last question, stays unchanged: models would repeat the results.
     """
     turn = takewhile(lambda message: message.role != "user", reversed(messages))
     stays = any(message.role == "system" for message in messages) or any(message.role == "tool" for message in turn)
@@ -71,9 +71,9 @@ def may_answer(messages: Seq[Message]) -> list[Message]:
 
 
 def calling_grammar(tools: Seq[Mapping[str, Any]], *, parallel: bool, answer: str | None = None) -> str:
-    """The Lark grammar of texts that call one of `tools` (functions); with `parallel`, up to eight times.
+    """Return the Lark grammar of texts that call one of `tools` (functions); with `parallel`, up to eight times.
 
-    With `answer`, JSON of that schema may stand in place of calls. Raises PromptError where parameters are no object.
+    With `answer`, JSON of that schema may replace the calls. Raises PromptError if parameters are no object.
     """
     rules = [f"start: calls | answer\nanswer: %json {_for_lark(answer)}" if answer else "start: calls"]
     rules.append('calls: call ("\\n" call){0,7}' if parallel else "calls: call")
@@ -91,7 +91,7 @@ def _schema_of(tool: Mapping[str, Any]) -> str:
     kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise PromptError(f"The parameters of the tool '{tool['name']}' must be a schema of an object.")
-    # A tool takes no argument that its schema does not name; what other keywords name must not be forbidden here.
+    # Forbid arguments that the schema does not name, unless other keywords describe the object.
     closed = {} if _HOLDING & schema.keys() else {"properties": {}, "additionalProperties": False}
     return _for_lark(json.dumps({**closed, **schema, "type": "object", "x-guidance": _STYLE}))
 
@@ -101,21 +101,21 @@ def _for_lark(schema: str) -> str:
 
 
 class Reader:
-    """Splits a text, while it arrives, into calls and text. With `single` it reads nothing after the first call.
+    """Splits an arriving text into calls and text. With `single` it stops after the first call.
 
-    This one finds no calls.
+    This base class finds no calls.
     """
 
     def __init__(self, *, single: bool = False) -> None:
         self._held, self._single = "", single
-        self._num_calls = 0  # that are whole
+        self._num_calls = 0  # complete calls
 
     @property
     def is_done(self) -> bool:
         return self._single and self._num_calls > 0
 
     def push(self, text: str) -> list[Piece]:
-        """Returns the pieces that are now certain."""
+        """Add text; returns the pieces that are now certain."""
         self._held += text
         said: list[Piece] = []
         while not self.is_done and self._read_on(said):
@@ -123,14 +123,14 @@ class Reader:
         return said
 
     def finish(self, thought: str = "") -> list[Piece]:
-        """Returns the last pieces. Of a `thought` in which a text ended, before it said anything, the calls count."""
+        """End the text; returns the last pieces. If it ended while thinking, give the `thought`: its calls count."""
         held, self._held = self._held, ""
         left = self._rest(held) if held and not self.is_done else []
         calls = self.push(thought[thought.index(_BEGIN) :]) if _BEGIN in thought else ()
         return left + [each for each in calls if each.kind == "call"]
 
     def _read_on(self, said: list[Piece]) -> bool:
-        """Add to `said` what is certain; returns whether there is more to read."""
+        """Add certain pieces to `said`; returns whether more can be read."""
         self._release(len(self._held), said)
         return False
 
@@ -143,7 +143,7 @@ class Reader:
 
 
 class _Object:
-    """One that is being read, from `start` to `at`; or a function. `closing` ends the marks or the fence around it."""
+    """An object or function being read, from `start` to `at`. `closing` ends the marks or fence around it."""
 
     def __init__(self, start: int, closing: str) -> None:
         self.start = self.at = start
@@ -151,7 +151,7 @@ class _Object:
         self._depth, self._is_quoted = 0, False
 
     def ends(self, text: str) -> bool:
-        """Read on in `text`; returns whether the object ends at `at`."""
+        """Continue reading `text`; returns whether the object ends at `at`."""
         if text.startswith(FUNCTION, self.start):
             self.at, has_ended = end_of(text, self.start, self.at)
             return has_ended
@@ -168,10 +168,10 @@ class _Object:
 
 
 class CallReader(Reader):
-    """Reads calls of the tools `names` in a text that need not have any.
+    """Reads optional calls of `tools` in a text.
 
-    A call stands in the template's marks; or it begins the answer, or follows another call, bare or in a fence, as
-    models for code write it. Only what may still become a call is held back; what becomes none is text, unchanged.
+    A call stands between the template's marks. Without marks, bare or in a code fence, it must begin the answer or
+    follow another call. Text that may become a call is held back, and released unchanged if it does not.
     """
 
     def __init__(self, tools: Tools, *, single: bool = False) -> None:
@@ -179,8 +179,8 @@ class CallReader(Reader):
         self._tools = tools
         self._heads = [f'{{"name":{json.dumps(name, ensure_ascii=False)}' for name in tools]
         self._heads += [f"{FUNCTION}{name}>" for name in tools]
-        self._may_call = True  # whether what is held may begin a call: at the beginning, after a call, at a mark
-        self._closing = ""  # what ends the marks or the fence of the last call
+        self._may_call = True  # whether the held text may begin a call: at the beginning, after a call, at a mark
+        self._closing = ""  # the end mark or fence expected after the last call
         self._object: _Object | None = None  # of the call that is being read
 
     def _rest(self, held: str) -> list[Piece]:
@@ -213,7 +213,7 @@ class CallReader(Reader):
         mark, fence, start = opening["mark"], opening["fence"], opening.end()
         is_call = self._is_call(mark, self._held[start:_MAX_HELD])
         if is_call:
-            # A function may have its last mark alone.
+            # A function may have an end mark without a begin mark.
             self._object = _Object(start, _END if mark or self._held[start] == "<" else fence or self._closing)
         elif len(self._held) <= _MAX_HELD and (is_call is None or self._closing.startswith(rest)):
             return False
@@ -223,7 +223,7 @@ class CallReader(Reader):
         return True
 
     def _is_call(self, mark: str | None, rest: str) -> bool | None:
-        """Whether `rest`, after the mark or without one, begins the object of a call; None while both are possible."""
+        """Whether `rest` begins a call's object, with or without a mark before; None while both are possible."""
         bare = re.sub(r"\s", "", rest)
         if not bare:
             return None
@@ -248,14 +248,14 @@ class CallReader(Reader):
 
 
 def _call_of(text: str, tools: Tools) -> Piece | None:
-    """A whole call; None if `text` describes a tool, or calls none of `tools`."""
+    """Parse a complete call; None if `text` describes a tool, or calls none of `tools`."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         call = call_of(text, tools) if text.startswith(FUNCTION) else json.loads(text, strict=False)
         is_call = "description" not in call and (len(call) == 1 or _ARGUMENTS & call.keys())
-        given = call.get("arguments", call.get("parameters", {}))  # Llama's models say parameters
+        given = call.get("arguments", call.get("parameters", {}))  # Llama models write "parameters"
         given = json.loads(given, strict=False) if isinstance(given, str) else given
         arguments = json.dumps(given, ensure_ascii=False, allow_nan=False)
-        arguments.encode()  # half of a character cannot be sent
+        arguments.encode()  # raises for half of a character
         if is_call and call.get("name") in tools and isinstance(given, dict):
             return Piece(arguments, "call", call["name"], is_last=True)
     return None
@@ -264,13 +264,14 @@ def _call_of(text: str, tools: Tools) -> Piece | None:
 class EnforcedReader(Reader):
     """Reads an answer that follows `calling_grammar`. Arguments are returned while they are written.
 
-    A call begins with its arguments: without any, clients would take it for one that has none. Marks are no text.
+    A call's first piece always has some of its arguments: clients would take a call without them as complete. Marks are
+    not returned as text.
     """
 
     def __init__(self, *, single: bool = False) -> None:
         super().__init__(single=single)
         self._name = ""  # of the call that begins
-        self._arguments: _Object | None = None  # of the call that is being read
+        self._arguments: _Object | None = None  # of the current call
         self._is_answer = False
 
     def _read_on(self, said: list[Piece]) -> bool:
@@ -287,7 +288,7 @@ class EnforcedReader(Reader):
     def _read_arguments(self, read: _Object, said: list[Piece]) -> bool:
         is_last = read.ends(self._held)
         text, self._held = self._held[: read.at], self._held[read.at :]
-        read.at -= len(text)  # it may be past the end, where a backslash is the last character
+        read.at -= len(text)  # may be past the end if a backslash is the last character
         if text:
             said.append(Piece(text, "call", self._name, is_last))
             self._name = ""

@@ -2,5 +2,5 @@
 
 import os
 
-# Else gRPC tells on stderr of each connection that was idle and is closed. What is set already stays.
+# Otherwise gRPC writes a line to stderr for each idle connection that it closes. The user's own setting stays.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

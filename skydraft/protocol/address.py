@@ -22,12 +22,12 @@ def is_url(text: str) -> bool:
 
 
 def without_password(text: str) -> str:
-    """The addresses, with *** for what stands before an @: it may be a password."""
+    """Replace the part of addresses before an @ by ***: it may be a password."""
     return re.sub(r"((?:^|,)\s*(?:\w+://)?)[^,]*@", r"\1***@", text)
 
 
 def parse_address(text: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
-    """(host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
+    """Return (host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, str(default)
@@ -41,7 +41,7 @@ def parse_address(text: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
 
 
 def as_origin(text: str) -> str:
-    """The origin of web pages as browsers send it. Raises OptionError."""
+    """Return the origin of a web page as browsers send it. Raises OptionError."""
     origin = text.lower().removesuffix("/")
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]+)?", origin):
         example = "Write SCHEME://HOST:PORT, for example http://localhost:3000, and give --allow-origins for each."
@@ -50,7 +50,8 @@ def as_origin(text: str) -> str:
 
 
 def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure: bool, flag: str) -> None:
-    """Raise OptionError for a server that other machines would reach in plaintext, unless `flag` allowed that."""
+    """Raise OptionError for a server that other machines could reach in plaintext, unless `insecure`. `flag` is its
+    option."""
     if key and not cert:
         raise OptionError("--tls-key needs --tls-cert.", hint="Give both, or one file that holds both.")
     if not (cert or insecure or is_loopback(host)):
@@ -59,7 +60,7 @@ def check_encrypted(host: str, cert: Path | None, key: Path | None, *, insecure:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """HOST:PORT of each server of a comma-separated list, without repetitions. Raises OptionError."""
+    """Return HOST:PORT of each server in a comma-separated list, without repetitions. Raises OptionError."""
     servers = (parse_address(entry.strip().lower()) for entry in text.split(","))
     return list(dict.fromkeys(f"{host}:{port}" for host, port in servers))
 

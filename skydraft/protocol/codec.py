@@ -38,7 +38,7 @@ _AS_THEY_ARE = {each.name for each in fields(ServerInfo)} - {"fingerprint", "exe
 
 
 def digest(*token_ids: npt.NDArray[np.int32]) -> int:
-    """CRC-32 of ids as little-endian 32-bit integers; a difference shows that the two sides hold different tokens."""
+    """Return the CRC-32 of ids as little-endian 32-bit integers, by which the two sides compare their tokens."""
     return functools.reduce(lambda crc, ids: zlib.crc32(ids.astype("<i4").tobytes(), crc), token_ids, 0)
 
 
@@ -48,7 +48,7 @@ def short_fingerprint(fingerprint: str) -> str:
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Every defect of a message becomes a ProtocolError; what an error of ours says of an option or limit passes."""
+    """Turn every defect of a message into a ProtocolError. SkydraftErrors about options and limits pass."""
     try:
         yield
     except (DecodeError, ValueError, KeyError, OverflowError, zlib.error) as error:
@@ -56,7 +56,7 @@ def reading(kind: str) -> Iterator[None]:
 
 
 def _checked(token_ids: Any, most: int = _MAX_ID) -> tuple[int, ...]:
-    if len(token_ids) > most:  # before each id becomes an object, the slowest part
+    if len(token_ids) > most:  # before each id becomes an object, which is the slowest part
         raise LimitExceeded(f"{len(token_ids)} tokens do not fit in the context of {most}.")
     ids = tuple(token_ids)
     if ids and max(ids) > _MAX_ID:
@@ -72,7 +72,7 @@ def _params_message(params: DecodingParams) -> pb.DecodingParams:
 
 
 def _read_params(message: pb.DecodingParams) -> DecodingParams:
-    if len(UnknownFieldSet(message)):  # to ignore an option would change tokens silently
+    if len(UnknownFieldSet(message)):  # ignoring an option would change tokens silently
         raise ValueError("it has a decoding option that this older version does not know; upgrade it")
     for what, size, most in (
         ("stop strings", len(message.stop), 64),
@@ -147,7 +147,7 @@ def _score_message(score: Score) -> pb.Score:
 
 
 def _read_scores(messages: Sequence[pb.Score], token_ids: Sequence[int]) -> tuple[Score, ...]:
-    """One for each token, or none at all."""
+    """Read a score for each token, or none at all."""
     if len(messages) not in (0, len(token_ids)):
         raise ValueError(f"it has {len(messages)} scores for {len(token_ids)} tokens")
     return tuple(
@@ -192,18 +192,19 @@ def encode_draft(draft: Draft) -> bytes:
 
 
 def encode_stop(base: int) -> bytes:
-    """End the writing after the verify of this base."""
+    """Encode the message that ends the target's writing after the verify of this base."""
     return pb.SessionRequest(base=base, action=pb.ACTION_STOP).SerializeToString()
 
 
 def encode_close(session: int) -> bytes:
-    """`session` is 0 in a stream that has named the session."""
+    """Encode a close message; `session` is 0 in a stream that has named its session."""
     return pb.SessionRequest(session=session, action=pb.ACTION_CLOSE).SerializeToString()
 
 
 @reading("SessionRequest")
 def decode_call(data: bytes, session: int, most: int = _MAX_ID) -> OpenCall | VerifyCall | CloseCall:
-    """`session` is that of the stream, 0 before its first message. Raises LimitExceeded for more than `most` tokens."""
+    """Decode a request; `session` is the stream's number, 0 before its first message. Raises ProtocolError, and
+    LimitExceeded for more than `most` tokens."""
     message = pb.SessionRequest.FromString(data)
     if session and message.session not in (0, session):
         raise ValueError(f"this stream is about session {session}, and no other")
@@ -232,7 +233,7 @@ def _read_verify(message: pb.SessionRequest, session: int, most: int) -> VerifyC
 
 
 def decode_aside(data: bytes) -> Draft | int | None:
-    """Drafts, or the base of a stop message: what has no reply. None for any other message, also a malformed one."""
+    """Decode a message without a reply: drafts, or the base of a stop. None for all others, malformed ones included."""
     try:
         message = pb.SessionRequest.FromString(data)
     except DecodeError:
@@ -243,7 +244,7 @@ def decode_aside(data: bytes) -> Draft | int | None:
 
 
 def encode_opened(opened: Opened, target: TargetId | None = None) -> bytes:
-    """`target` is given if the opening named none."""
+    """Encode the reply to an opening; `target` is given if the opening named none."""
     cost = _cost_list(opened.cost)
     return pb.SessionReply(base=opened.base, cost=cost, target=_target_message(target)).SerializeToString()
 
@@ -257,8 +258,8 @@ def decode_opened(data: bytes) -> tuple[Opened, TargetId | None]:
 def encode_verdict(
     verdict: Verdict, target: TargetId | None = None, *, is_last: bool = False, is_first: bool = True
 ) -> bytes:
-    """`target` is as in `encode_opened`. `is_last` marks a verdict after which the target might have written. What it
-    writes on `is_first` no more."""
+    """Encode a verdict; `target` is as in `encode_opened`. `is_last` marks the last reply to a verify that let the
+    target write. `is_first` is False for tokens that it writes after the verdict."""
     return pb.SessionReply(
         first=is_first,
         base=verdict.base, num_accepted=verdict.num_accepted, token_id=verdict.token_id,
@@ -277,9 +278,9 @@ def decode_verdict(
     data: bytes, num_audited: int = 0, sent_ids: Sequence[int] = (),
     drafts: Mapping[int, Draft] = MappingProxyType({}), *, is_first: bool = True,
 ) -> tuple[Verdict | None, bool, TargetId | None]:  # fmt: skip
-    """(verdict, whether it is marked as the last reply, the target), in answer to a block with `num_audited` catch-up
-    ids; no verdict where the target was stopped. `sent_ids`, those and the draft's, are needed where scores may come.
-    `drafts` are those that may be judged instead, by branch."""
+    """Decode (verdict, whether it is the last reply, target), for a block with `num_audited` catch-up ids. The verdict
+    is None if the target was stopped. `sent_ids` (catch-up and draft ids) are needed for scores. `drafts`, by branch,
+    may be judged instead."""
     message = pb.SessionReply.FromString(data)
     if message.last and not (message.num_accepted or message.HasField("token_id")):
         return None, True, None
@@ -290,7 +291,7 @@ def decode_verdict(
         raise ValueError(f"it has {len(message.audit)} bytes of audit for {num_audited} tokens")
     judged = drafts[message.branch].at(message.base, message.num_fed) if message.num_fed else ()
     if len(judged) != message.num_fed or (judged and message.num_accepted > len(judged)):
-        raise ValueError(f"it judges {message.num_fed} drafts, of which {len(judged)} were sent")
+        raise ValueError(f"it judges {message.num_fed} drafts, but {len(judged)} were sent")
     token_id = _checked([message.token_id])[0] if message.HasField("token_id") else None
     audit, cost = tuple(bits[:num_audited].tolist()), _read_cost(message.cost)
     stands = (*(judged or sent_ids)[: num_audited + message.num_accepted], *(() if token_id is None else (token_id,)))
@@ -325,7 +326,7 @@ def decode_info(data: bytes) -> ServerInfo:
 
 @reading("GetInfoReply")
 def decode_vocabulary(data: bytes) -> bytes:
-    """A GGUF file without matrices; empty if the server gives none."""
+    """Decode a GGUF file without matrices; empty if the server gives none."""
     packed = zlib.decompressobj()
     vocabulary = packed.decompress(pb.GetInfoReply.FromString(data).vocabulary, _MOST_VOCABULARY)
     if packed.unconsumed_tail:

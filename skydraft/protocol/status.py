@@ -1,4 +1,4 @@
-"""Errors across the wire: each class of the tree has one gRPC status, which decodes to the same class."""
+"""Errors on the wire: each error class has one gRPC status, which decodes to the same class."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ from skydraft.errors import SkydraftError
 from skydraft.protocol.values import SERVICE
 
 _DOMAIN = "skydraft"
-# Statuses of gRPC itself, or of another server, that name none of our errors.
+# Statuses of gRPC itself or of other servers, without one of our errors.
 _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.CloudTimeout,
     grpc.StatusCode.CANCELLED: errors.CloudLost,
@@ -22,10 +22,10 @@ _BY_CODE: dict[grpc.StatusCode, type[SkydraftError]] = {
     grpc.StatusCode.PERMISSION_DENIED: errors.NotAuthorized,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,  # gRPC's own: a message larger than allowed
 }
-# Messages of gRPC about a connection that a retry cannot repair.
+# gRPC's messages about connections that a retry cannot repair.
 _TLS = {
-    "Hostname Verification": ("The certificate of the server names another host.",
-                              "Give the name in it with --tls-name, or its own address."),
+    "Hostname Verification": ("The server's certificate names another host.",
+                              "Give the certificate's name with --tls-name, or connect to that host."),
     "CERTIFICATE_VERIFY_FAILED": ("This machine trusts no signer of the server's certificate, or it has expired.",
                                   "Give the certificate that signed it with --tls-ca."),
     "WRONG_VERSION_NUMBER": ("The server speaks no TLS.",
@@ -57,7 +57,8 @@ def to_status(error: SkydraftError) -> Any:
 
 
 def from_rpc(rpc: Any) -> SkydraftError:
-    """`rpc` is a grpc.RpcError that is also a grpc.Call. Its text becomes one line without control characters."""
+    """Return the error for a grpc.RpcError that is also a grpc.Call. Its text becomes one line without control
+    characters."""
     text = one_line(rpc.details() or "") or "no reason given"
     info, delay_s = _details(rpc)
     kind = _BY_REASON.get(info.reason) if info.domain == _DOMAIN else None

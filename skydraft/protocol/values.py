@@ -13,14 +13,14 @@ SESSION, GET_INFO, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/GetInfo", "/grpc
 SERVING = b"\x08\x01"  # HealthCheckResponse(status=SERVING)
 MAX_SESSION = 2**21 - 1  # three bytes on the wire
 
-# Channel options of both sides: no bandwidth probes; and a stream window well below the connection's 64 kB, so that
-# the connection's window is not renewed with each message before 48 kB have come.
+# Channel options of both sides: no bandwidth probes. The stream window is well below the connection's 64 kB, so that
+# the connection's window is not renewed with each message until 48 kB have arrived.
 FEW_FRAMES = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 * 1024))
 
 
 @dataclass(frozen=True, slots=True)
 class TargetId:
-    """The identity of a target; `weights` are 8 hex digits of its weights and execution."""
+    """The identity of a target; `weights` are 8 hex digits from its weights and execution."""
 
     weights: str
     context_len: int
@@ -35,9 +35,9 @@ class Opening:
     """Everything that a session needs to begin, or to begin again.
 
     `fingerprint` is the vocabulary's, shortened to 16 hex digits. `committed_ids` are the generated tokens that the
-    target has seen. Speech in the prompt crosses in half precision, so round it before
-    with `Media.rounded`. KV is shared with earlier prompts of the same owner and `cache_scope`, and not at all with "".
-    `target` is the target at which the text began, None before that. With `num_best` its tokens are scored.
+    target has seen. Speech is sent in half precision, so round it first with `Media.rounded`. KV is shared with earlier
+    prompts of the same owner and `cache_scope`; "" shares none. `target` is the target that began the text, None before
+    that. With `num_best` its tokens are scored.
     """
 
     fingerprint: str
@@ -75,7 +75,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCall:
-    """Asks for the verdict on `draft_ids` after `base` generated tokens, the last of which are `catch_up_ids`."""
+    """Asks for the verdict on `draft_ids` after `base` generated tokens, which end with `catch_up_ids`."""
 
     kind: ClassVar[str] = "verify"
     session: int
@@ -93,7 +93,7 @@ class VerifyCall:
 
     @property
     def num_rows(self) -> int:
-        """The most rows of the target for the verdict, prompt and replay included, written tokens excluded."""
+        """The most rows of the target for the verdict, with prompt and replay, without written tokens."""
         return len(self.catch_up_ids) + len(self.draft_ids) + 1 + (self.opening.num_ids if self.opening else 0)
 
 
@@ -104,7 +104,7 @@ class CloseCall:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Answers an opening: the session holds `base` generated tokens. `cost`, of the prompt, is no part of equality."""
+    """Answers an opening: the session holds `base` generated tokens. Equality ignores `cost`, the prompt's cost."""
 
     base: int
     cost: Cost = field(default=Cost(), compare=False)

@@ -38,6 +38,7 @@ def said(line: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_each_token_is_a_row_with_what_was_judged_of_it(out: Path) -> None:
     assert (out / "plane.svg").exists() and (out / "plane-zh-short.svg").exists()  # one for each style
+    assert (out / "indicators.svg").read_text(encoding="utf-8").startswith("<svg")
     tokens = list(csv.DictReader(io.StringIO((out / "tokens.csv").read_bytes().decode(), newline="")))
     for line in generations(out):
         rows = [row for row in tokens if key(row | {"repetition": int(row["repetition"])}) == key(line)]

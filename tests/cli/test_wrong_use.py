@@ -63,18 +63,18 @@ WRONG = {
     f"{OVER} --cloud-api vllm": "for servers without skydraft",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
-    f"gateway --edge-only {EDGE} --audit-share 0.1": "is to audit",
+    f"gateway --edge-only {EDGE} --audit-share 0.1": "another option needs one",
     # what is learned
     f"{GENERATE} --learn {CLIP}": "cannot be kept in",
     f"learn run a {TOYS}": "Give either --prompts FILE or --from DIR",
     f"learn run a/b {PROMPTS} {TOYS}": "cannot be the name of an adapter",
-    f"{LEARN} few.txt": "has 2 prompts, and 24 are needed",
+    f"{LEARN} few.txt": "has 2 prompts, but 24 are needed",
     f"{LEARN} mixed.jsonl": "Line 1 of",
     f"{LEARN} spoken.jsonl": "has speech",
     f"{LEARN} half.jsonl": "it has half of a character",
     f"learn forget nobody {TOYS}": "There is nothing to forget",
     f"learn revert nobody {TOYS}": "has no adapter 'nobody'",
-    f"learn export nowhere {EDGE}": "nowhere is no folder",
+    f"learn export nowhere {EDGE}": "nowhere is not a folder",
     # recordings
     "generate --audio nothing.wav --edge-model toy --mode edge": "no readable file",
     "generate --edge-model toy --mode edge": "Give a prompt, or a recording (--audio)",

@@ -114,7 +114,7 @@ def test_a_device_without_a_model_writes_in_lossless_alone_and_waits_for_a_lost_
     cloud = skydraft.connect(server.address, timeout_s=3)
     for side in (TARGET, cloud):
         for plan in (make_plan("quality"), make_plan("edge"), make_plan("lossless", k=3)):
-            with pytest.raises(OptionError, match="no mode but lossless"):
+            with pytest.raises(OptionError, match="only mode lossless works"):
                 writing(NO_MODEL, side, plan=plan)
     with pytest.raises(OptionError, match="gives no vocabulary"):  # a toy is no GGUF file
         skydraft.without_model(cloud)

@@ -86,7 +86,7 @@ def test_f6_a_long_loop_is_left(k: int, capsys: pytest.CaptureFixture[str]) -> N
     alone = skydraft.generate(words, edge=edge, plan=make_plan("edge"), params=params, raw=True).run()
     show_summary(alone, "never")
     assert len(alone.token_ids) == 150
-    assert "ended by length, in words that it had said before" in capsys.readouterr().err
+    assert "ended by length, repeating itself" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ends_early", [False, True])

@@ -98,7 +98,7 @@ def test_one_that_is_never_closed_is_waited_for_so_long_and_one_that_is_dropped_
 def test_a_thread_that_would_wait_for_itself_is_told_at_once() -> None:
     toy = few()
     with begun(text(edge=toy)) as kept:
-        with pytest.raises(EngineBusy, match="this thread has not ended"):
+        with pytest.raises(EngineBusy, match="unfinished generation of this thread"):
             text(edge=toy).run()
         assert kept.run().finish_reason == "length"
     assert text(edge=toy).text

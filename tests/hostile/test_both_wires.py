@@ -257,7 +257,7 @@ def test_each_outage_is_told_of_once_and_costs_one_wait(wire: str) -> None:
             assert set(write(cloud, "gated").run().origins) == {"edge-fallback"} and time.monotonic() - began < 0.5
             each.start()
             assert "edge-fallback" not in write(cloud, "gated").run().origins
-    assert len([text for text in said if "is gone" in text]) == 3 and len(said) <= 6
+    assert len([text for text in said if "was lost" in text]) == 3 and len(said) <= 6
 
 
 @pytest.mark.parametrize("plan", ["gated", "cloud"])

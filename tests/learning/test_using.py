@@ -66,9 +66,9 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
     before = says(*app)
     status, said, err = call(*learn)
     assert status == 0, said + err
-    assert "left out: 1 prompts of 640 tokens or more" in err and "The target is to write 96 answers" in err, err
+    assert "left out: 1 prompts of 640 tokens or more" in err and "The target will write 96 answers" in err, err
     assert said.startswith("Agreement on held-out answers")
-    assert "where a conversation begins as these prompts do" in said
+    assert "conversations that begin like these prompts" in said
     home = next((tmp_path / "home" / "adapters").glob("*/task"))
     lessons = list(Store(home).lessons(Counter()))
     assert len(lessons) == 96 and not (home / "training").exists() and not (home / "trial.gguf").exists()
@@ -86,10 +86,13 @@ def test_a_task_is_learned_from_prompts_alone_and_used(call: Invoke, bare: Invok
 
     # again: nothing is asked twice, and nothing is new
     status, said, err = call(*learn)
-    assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "to write" not in err
+    assert (status, said) == (0, "Nothing is new since the last run, which is in use.\n") and "will write" not in err
     assert "learned: task" in bare("models", "list")[1]
-    assert "To take it back: skydraft learn revert" in call("learn", "forget", "task")[1] and not Store(home).files()
-    assert "is gone" in call("learn", "revert", "task")[1] and says(*app) == before
+    assert (
+        "To undo the last training: skydraft learn revert" in call("learn", "forget", "task")[1]
+        and not Store(home).files()
+    )
+    assert "was removed" in call("learn", "revert", "task")[1] and says(*app) == before
 
 
 def test_collected_lessons_teach(call: Invoke, bare: Invoke, taught: Path, monkeypatch: MonkeyPatch) -> None:
@@ -117,7 +120,7 @@ def test_what_was_forgotten_is_not_used(call: Invoke, taught: Path, tmp_path: Pa
 
     monkeypatch.setattr("skydraft.cli.learn_run.calibrate_lessons", forget)
     status, said, _ = call("learn", "run", "one", "--from", str(store.folder), "-y")
-    assert status == 1 and "forgotten meanwhile" in said, said
+    assert status == 1 and "deleted meanwhile" in said, said
     assert not list(tmp_path.glob("home/adapters/*/one/[ab]*"))  # neither an adapter nor what was begun
 
 

@@ -120,7 +120,7 @@ CALLED = [
     {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "get_weather", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "1", "content": "x"},
 ]
-SAYS = "A chat server takes messages alone, without tools, raw prompts or begun answers. Mode edge takes all."
+SAYS = "A chat server takes only messages: no tools, no raw prompts, no partial answers. Mode edge takes all."
 
 
 def test_what_a_chat_server_has_no_place_for_is_refused_at_once_in_one_line() -> None:

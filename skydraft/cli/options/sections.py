@@ -1,4 +1,4 @@
-"""Options in sections: each section of a command's help becomes one frozen value, which is passed to the command."""
+"""Options in sections: each section of a command's help becomes one frozen value, an argument of the command."""
 
 import copy
 import functools
@@ -15,9 +15,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(names: str, metavar: str | None, help: str, **attributes: Any) -> click.Option:
-    """An option of a section; `names` are separated by spaces, as in "-q --quiet". Its help names its default.
+    """Make an option of a section, with the default in its help. Spaces separate `names`, as in "-q --quiet".
 
-    `type` is a type for click, or a Literal with the choices.
+    `type` is a click type, or a Literal with the choices.
     """
     if get_origin(attributes.get("type")) is Literal:
         attributes["type"] = click.Choice(get_args(attributes["type"]))
@@ -26,7 +26,7 @@ def option(names: str, metavar: str | None, help: str, **attributes: Any) -> cli
 
 
 def with_default(help: str, default: object) -> str:
-    """`help` with the default, unless `help` names it or there is none."""
+    """Add the default to `help`, unless `help` names it or there is none."""
     if default is None or isinstance(default, bool) or "(default" in help:
         return help
     return f"{help.removesuffix('.')} (default: {f'{default:g}' if isinstance(default, float) else default})."
@@ -44,10 +44,10 @@ def listening(port: int) -> list[click.Option]:
 def section(
     name: str, title: str, build: Callable[..., object], options: Sequence[click.Option], rare: Sequence[str] = ()
 ) -> Callable[[Function], Function]:
-    """A decorator that adds options under a title to a command, which gets as `name` what `build` makes of them.
+    """Return a decorator that adds options under a title to a command. The command's argument `name` gets the result of
+    `build`.
 
-    `build` takes the options by their names; it may raise UsageError. A help shows the `rare` ones of all its sections
-    together, at its end.
+    `build` takes the options by name, and may raise UsageError. Help shows all `rare` options together at the end.
     """
     added = loose(title, options, rare)
 
@@ -63,7 +63,7 @@ def section(
 
 
 def loose(title: str, options: Sequence[click.Option], rare: Sequence[str] = ()) -> Callable[[Function], Function]:
-    """A decorator that adds options under a title to a command, which gets each of them by its name."""
+    """Return a decorator that adds options under a title to a command. Each option is an argument of the command."""
     for option in options:
         # Read by Command.format_options.
         option.section = _RARE if option.name in rare else title  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def loose(title: str, options: Sequence[click.Option], rare: Sequence[str] = ())
 
 
 class Command(click.Command):
-    """A command whose help shows options by section, in the order in which they were added."""
+    """A command whose help shows options by section, in the order of their decorators."""
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         rows: dict[str, list[tuple[str, str]]] = {}
@@ -92,10 +92,10 @@ class Command(click.Command):
 
 
 def configured(prefix: str) -> Callable[[click.Command], click.Command]:
-    """Let each option of a command also come from a variable: PREFIX_MAX_QUEUE for --max-queue."""
+    """Let each option also come from an environment variable: PREFIX_MAX_QUEUE for --max-queue."""
 
     def decorate(command: click.Command) -> click.Command:
-        # Copies, since sections share their options with other commands.
+        # Copies, because other commands share the sections' options.
         command.params = [copy.copy(param) for param in command.params]
         for param in command.params:
             if isinstance(param, click.Option):

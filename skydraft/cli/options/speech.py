@@ -1,4 +1,4 @@
-"""The sections about speech, and the figures of a recording: its length, and the bytes that left the device."""
+"""The sections about speech, and a recording's figures, such as its length and the bytes that left the device."""
 
 import time
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class SpeechChoice:
     audio: Path | None = None
 
     def share(self, gate: GateChoice, cloud: CloudChoice) -> ShareAudio:
-        """The part of a recording that the target gets. Raises OptionError if the user must choose and did not."""
+        """Return the part of a recording that the target gets. Raises OptionError if the user must allow it first."""
         if self.share_audio is None and cloud.address and gate.plan.verifies:
             hint = "Allow it with --share-audio features, or use --mode edge."
             raise OptionError("With --cloud the features of each recording leave this device.", hint=hint)
@@ -61,12 +61,12 @@ class SpeechChoice:
         return Recording(path, audio, (time.perf_counter() - began) * 1e3)
 
 
-_SHARE = option("--share-audio", None, "Part of the recording that the target gets: features, or none, for --mode edge "
-                "alone (default: features; with --cloud you must allow it, because features leave this device).",
+_SHARE = option("--share-audio", None, "Part of the recording that the target gets: features, or none (only with "
+                "--mode edge). Default: features; with --cloud you must allow it, because features leave this device.",
                 type=ShareAudio)  # fmt: skip
 audio_section = section("speech", "Speech", SpeechChoice, [
-    option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is "
-           f"{STYLE} then.", type=Path),
+    option("--audio", "FILE", "Recording (wav, flac, mp3, ogg) that PROMPT is about; the default style is then "
+           f"{STYLE}.", type=Path),
     _SHARE,
 ])  # fmt: skip
 speech_section = section("speech", "Speech", SpeechChoice, [_SHARE])

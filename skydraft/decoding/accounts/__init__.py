@@ -1,1 +1,1 @@
-"""What a text took: figures, receipts, prices, scores and audits."""
+"""Accounts of a text: figures, receipts, prices, scores and audits."""

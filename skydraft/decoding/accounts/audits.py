@@ -1,4 +1,4 @@
-"""Audits: the target reads a share of the finished answers, and says which of their tokens it would have written."""
+"""Audits: the target reads a share of the finished answers, and marks the tokens that it would have written."""
 
 import logging
 import random
@@ -23,17 +23,17 @@ from skydraft.types import DraftBlock
 log = logging.getLogger("skydraft.decoding")
 
 Audit = tuple[bool, ...]  # for each token of an answer: whether the target would have written it
-_Of = tuple[str, str | None, str, float | None]  # the draft model's fingerprint, its adapter, gate, agreement asked for
-_AUTO, _READING = make_plan("auto"), make_plan("fluency")  # to read, a plan that ends soon where the cloud is gone
+_Of = tuple[str, str | None, str, float | None]  # the draft model's fingerprint, its adapter, gate, requested agreement
+_AUTO, _READING = make_plan("auto"), make_plan("fluency")  # reading uses a plan that gives up soon without the cloud
 _MAX_WAITING, _NEWEST, _ENOUGH = 16, 100, 40  # answers
-_MAX_WATCHED = 64  # clients may ask for any gate
+_MAX_WATCHED = 64  # bounded, since clients may choose any gate
 
 
 class Auditor:
-    """An observer that lets `target` read `share` of the finished answers by `edge`, in a thread of its own.
+    """An observer that lets `target` read `share` of the answers by `edge` once they are finished, in its own thread.
 
-    Which ones is drawn before they begin. `notify` gets one line if the answers by an adapter with a gate agree less
-    than was asked. `kept` gets each answer that was drawn, with its audit; an empty one if there is none.
+    Answers are drawn before they begin. `notify` gets one line if the answers of an adapter and gate agree less than
+    requested. `kept` gets each drawn answer with its audit, empty if there is none.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Auditor:
     ) -> None:  # fmt: skip
         self._edge, self._target, self._share = edge, target, share
         self._notify, self._kept, self._draw = notify, kept, draw
-        self.counts = Counter(read=0, lost=0, dropped=0)  # lost with the target; dropped, since too many waited
-        self._shares: dict[_Of, tuple[float, ...]] = {}  # of the newest answers: how much of each agrees
+        self.counts = Counter(read=0, lost=0, dropped=0)  # lost: an error; dropped: unfinished, or too many waited
+        self._shares: dict[_Of, tuple[float, ...]] = {}  # the agreement of each of the newest answers
         self._told = set[_Of]()
         self._thread, self._room = ThreadPoolExecutor(1, "audits"), threading.Semaphore(_MAX_WAITING)
         self._verifier: Verifier | None = None  # of the answer being read
-        self._seats = Seats(())  # and its place
+        self._seats = Seats(())  # its place on the target
         self._is_closed = False
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its draw. A server reads no text that must stay on this device."""
+        """Return the request with its draw. Texts that must stay on this device are never sent to a server."""
         stays = (request.local_only or self._edge.is_local_only) and self._target.engine is None
-        # Speech may have stayed here, or was heard by one model alone. A chosen beginning says nothing of the model.
+        # Speech may have stayed here, or only one model heard it. A fixed beginning says nothing about the model.
         is_unfit = any(message.audio for message in request.messages) or request.begun or request.begun_is_prompt
         may_be_read = request.plan.is_lossy and not stays and not is_unfit
         return replace(request, is_audited=may_be_read and self._draw() < self._share)
@@ -74,14 +74,14 @@ class Auditor:
         self._room.release()
         audit = () if self._is_closed else self._read(generation)
         try:
-            if audit and not generation.stats.num_fallback_tokens:  # no gate asked for these
+            if audit and not generation.stats.num_fallback_tokens:  # fallback tokens say nothing about the gate
                 self._note(_of(generation), sum(audit) / len(audit))
             self._kept(generation, audit)
         except Exception:
             log.exception("an audit was not kept")
 
     def _read(self, generation: Generation) -> Audit:
-        """An ordinary verification, for which all tokens are skipped ones and the last one is the block."""
+        """Verify the answer as usual: all tokens but the last are skipped ones, and the last is the block."""
         (*before, last), prompt, edge = generation.token_ids, generation.prompts.target, generation.edge
         assert edge is not None  # it drafted
         context = Context(prompt)
@@ -115,23 +115,23 @@ class Auditor:
         self._notify(f"{who}, gate {figures.gate}: {found}, below the {figures.asked:g} asked for.")
 
     def figures_of(self, generation: Generation) -> AuditFigures | None:
-        """The figures of the answers that are drafted and checked as this one; None before the first was read."""
+        """Return the figures of answers drafted and checked like this one; None before the first audit."""
         shares = self._shares.get(of := _of(generation))
         return _figures(of, shares) if shares else None
 
     @property
     def figures(self) -> list[AuditFigures]:
-        """For each adapter and gate; of an adapter that was trained again, the newest."""
+        """Figures for each adapter and gate. For a retrained adapter only the newest version counts."""
         newest = {of[1:]: _figures(of, shares) for of, shares in list(self._shares.items())}
         return list(newest.values())
 
     def finish(self) -> None:
-        """Wait until all that waits was read."""
+        """Wait until all waiting answers were read."""
         with suppress(RuntimeError):  # it is closed
             self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
-        """End the reading; what waits is not read."""
+        """Stop; waiting answers are not read."""
         self._is_closed = True
         self._seats.end_wait()
         if self._verifier:

@@ -3,19 +3,19 @@ from dataclasses import dataclass
 from skydraft.errors import OptionError
 from skydraft.types import LinkCost
 
-_MOST = 1e12  # what no sum of them can make infinite
+_MOST = 1e12  # sums stay finite
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a million tokens of a server: read from its prefix cache, read anew, and written; in any currency."""
+    """A server's prices per million tokens, in any currency: cached input, other input, output."""
 
     hit: float
     miss: float
     out: float
 
     def of(self, link: LinkCost) -> float:
-        """The price of requests. Tokens count as read anew where the server did not say that it had them."""
+        """Return the price of requests. Tokens count as uncached unless the server reported a cache hit."""
         return self.total(link.tokens_hit, link.tokens_in - link.tokens_hit, link.tokens_out)
 
     def total(self, num_hit: float, num_miss: float, num_out: float) -> float:
@@ -28,6 +28,6 @@ def parse_prices(text: str) -> Prices:
     except ValueError:
         numbers = []
     if len(numbers) != 3 or not all(0 <= number <= _MOST for number in numbers):
-        hint = "Prices of a million tokens: cached, read, written; for example --price 0.02,1,4."
+        hint = "Prices per million tokens: cached, read, written; for example --price 0.02,1,4."
         raise OptionError(f"--price must be three numbers from 0 to {_MOST:g}, not '{text}'.", hint=hint)
     return Prices(*numbers)

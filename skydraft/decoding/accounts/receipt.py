@@ -11,8 +11,8 @@ ITS_OWN: tuple[Origin, ...] = ("recovered", "bonus", "cloud")  # tokens that the
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent of one text, or may have been; `blocks` are tokens of the text or of drafts, each with its place.
-    Only the session of the text changes it; other threads may read it."""
+    """The parts of one text that were sent, or may have been. `blocks` are tokens of the text or of drafts, with their
+    places. Only the text's session changes it; other threads may read it."""
 
     servers: list[str] = field(default_factory=list)
     num_prompt_tokens: int = 0
@@ -22,7 +22,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A part of the answer: tokens and characters, each from the first one to the one after the last."""
+    """A part of the answer: a range of tokens and one of characters, each as (first, last + 1)."""
 
     tokens: tuple[int, int]
     chars: tuple[int, int]
@@ -30,7 +30,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A drafted token that was sent and is not in the answer; `at` is the place for which it was drafted."""
+    """A drafted token that was sent but is not in the answer; `at` is its place."""
 
     at: int
     token_id: int
@@ -39,9 +39,9 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What servers have seen of one text: all of the prompt or 0 tokens, and the parts of the answer that they got or
-    wrote. `shared_bytes` is the part of `bytes_up` for features of speech; `cost` is the price, if prices are known.
-    With `audited` a server reads all of it later."""
+    """The parts of one text that servers have seen: the prompt (all or 0 tokens), and the parts of the answer that they
+    got or wrote. `shared_bytes` is the part of `bytes_up` for features of speech. `cost` is the price, if known. With
+    `audited` a server reads the whole answer later."""
 
     servers: tuple[str, ...]
     prompt_tokens: int
@@ -58,7 +58,7 @@ class Receipt:
 def receipt_of(
     sent: Sent, tokens: Seq[Token], pieces: Seq[bytes], link: LinkCost, cost: float | None = None
 ) -> Receipt:
-    """The receipt for an answer of these tokens; `pieces` are the bytes of each token id."""
+    """Return the receipt for an answer of these tokens; `pieces` are the bytes of each token id."""
     told = {(at, token_id) for base, block in sent.blocks.copy() for at, token_id in enumerate(block, base)}
     places = {(at, token.token_id) for at, token in enumerate(tokens)}
     its_own = ITS_OWN if sent.servers else ()

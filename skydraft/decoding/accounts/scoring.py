@@ -1,4 +1,4 @@
-"""Scores: log-probabilities of tokens by a model, from its raw logits at temperature 1."""
+"""Scores: log-probabilities of tokens, from a model's raw logits at temperature 1."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -10,11 +10,11 @@ import numpy as np
 from skydraft.engines.base import Engine
 from skydraft.types import Prompt, Score
 
-_MOST_ROWS = 64  # of one forward over a prompt: with 150,000 tokens in a vocabulary these are 40 MB
+_MOST_ROWS = 64  # of one forward over a prompt: 40 MB with a vocabulary of 150,000 tokens
 
 
 def score(row: Any, token_id: int, num_best: int) -> Score:
-    """Rounded to single precision, as scores cross a link."""
+    """Score a token, rounded to single precision, as scores cross a link."""
     logits = row.astype(np.float64)
     top = float(logits.max())
     logprobs = (logits - (top + float(np.log(np.exp(logits - top).sum())))).astype(np.float32)
@@ -24,10 +24,10 @@ def score(row: Any, token_id: int, num_best: int) -> Score:
 
 
 class Scores:
-    """Scores of one text by both models, each where it read. Places count from the end of the prompt.
+    """Scores of one text by both models, for the tokens that each has read. Places count from the end of the prompt.
 
-    Tokens before `first` are not scored. The draft model reads rows before it is settled which token stands there, or
-    later; the target judges tokens of earlier rounds too, so what is known of a token may grow until the text ends.
+    Tokens before `first` are not scored. The draft model reads rows before or after the token at their place is
+    settled. The target also judges tokens of earlier rounds, so a token may get a score late.
     """
 
     def __init__(self, num_best: int, first: int = 0) -> None:
@@ -46,28 +46,28 @@ class Scores:
             self._draft[place] = score(row, token_id, self.num_best)
 
     def judged(self, place: int, scores: Seq[Score]) -> None:
-        """Take the target's scores of the tokens from `place` on."""
+        """Store the target's scores for the tokens from `place` on."""
         self._target |= dict(enumerate(scores, place))
 
     def settle(self, place: int, token_ids: Seq[int]) -> None:
-        """These tokens stand from `place` on. What was drafted after another token than these is dropped."""
+        """Score these final tokens from `place` on. Rows that belong to rejected drafts are dropped."""
         rows, self._rows = self._rows, {}
         for at, token_id in enumerate(token_ids, place):
             if at in rows:
                 self.read(at, rows[at], token_id)
 
     def between(self, start: int, end: int) -> tuple[Score, ...]:
-        """Of each token, that of the target if it has judged it, else that of the draft model."""
+        """Return the target's score for each token that it has judged, else the draft model's."""
         return tuple(self._target.get(place) or self._draft[place] for place in range(start, end))
 
     def of_both(self, start: int, end: int) -> tuple[tuple[Score | None, ...], tuple[Score | None, ...]]:
-        """Those of the draft model and those of the target; None for a token of which a model knows nothing."""
+        """Return (the draft model's scores, the target's); None for a token that a model has not read."""
         places = range(start, end)
         return tuple(map(self._draft.get, places)), tuple(map(self._target.get, places))
 
 
 def prompt_scores(engine: Engine, prompt: Prompt, num_best: int) -> Iterator[Score]:
-    """Scores of the tokens of a prompt. Between its forwards other threads may use the engine. Raises PromptError."""
+    """Yield the scores of a prompt's tokens. Other threads may use the engine between forwards. Raises PromptError."""
     token_ids = prompt.token_ids
     yield Score(token_ids[0], None)
     with closing(engine.begin(token_ids, prompt.media)) as sequence:

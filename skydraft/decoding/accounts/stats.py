@@ -17,8 +17,8 @@ class CachedTokens:
 
 @dataclass(frozen=True, slots=True)
 class AuditFigures:
-    """`agreement` is the share of an answer's tokens that the target would have written too, the mean of the newest
-    audited answers, drafted with this adapter and checked by this gate. `asked` is the agreement asked for, if any."""
+    """`agreement` is the share of tokens that the target would have written too: the mean over the newest audited
+    answers with this adapter and gate. `asked` is the requested agreement, if any."""
 
     adapter: str | None
     gate: str
@@ -31,21 +31,20 @@ class AuditFigures:
 class Stats:
     """Figures of one generation, from its records; None if the divisor is 0.
 
-    acceptance_rate: accepted / drafted, over escalated blocks. mean_acceptance_length: tokens committed per escalated
-    round, bonus or recovered token included. cloud_calls_per_token: times that the edge asked the target and waited, a
-    stream once / tokens. target_written_per_token: tokens that the target chose itself / tokens. audited_agreement:
-    share of the later audited skipped tokens that the target would have written too. num_fallback_tokens: committed
-    without a verdict because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced.
-    num_reasoning_tokens: those of thinking, its tags included. num_broken_loops: tokens drawn to end a cycle.
-    num_copied_tokens: drafted tokens that stood in the text before, num_right_copies: those accepted. target passes and
-    rows: after its prefill. ttft_ms: start to first committed round. itl_ms: gap between rounds, shared evenly by the
-    tokens of a round. draft_ms, target_ms: time inside forwards; prefill_ms: its part for the prompt. overhead_ms: the
-    rest, without queue and wire. shared_bytes: the part of bytes_up for features of speech. cached_tokens: those of the
-    prompt that were in the KV cache. exact: whether the text is the target's own, to the bit: all of it was checked,
-    and what else the target computed changed no token. Of a server, over all requests: tokens_in, those that it read,
-    tokens_hit, the part that was in its cache, tokens_out; of one without skydraft also num_requests, and cost, if
-    prices are known. adapter: what the draft model had learned for this text, by its name. audits: of answers drafted
-    and checked as this one.
+    acceptance_rate: accepted / drafted, over judged blocks. mean_acceptance_length: tokens committed per judged round,
+    bonus or recovered token included. cloud_calls_per_token: calls to the target / tokens; a stream is one call.
+    target_written_per_token: tokens that the target chose itself / tokens. audited_agreement: share of the skipped,
+    later audited tokens that the target would have written too. num_fallback_tokens: committed without a verdict
+    because the cloud was lost. num_forced_tokens: committed drafts that a grammar forced. num_reasoning_tokens: tokens
+    of thinking, tags included. num_broken_loops: tokens drawn to end a cycle. num_copied_tokens: drafts copied without
+    a model; num_right_copies: the accepted ones. target passes and rows: after its prefill. ttft_ms: start to first
+    committed round. itl_ms: gap between rounds, shared evenly by the tokens of a round. draft_ms, target_ms: time in
+    forwards; prefill_ms: the prompt's part of it. overhead_ms: the rest, without queue and wire. shared_bytes: the part
+    of bytes_up for features of speech. cached_tokens: prompt tokens found in the KV cache. exact: whether the text is
+    the target's own, to the bit: all of it was checked, and other work in the target's forwards changed no token. Over
+    all requests to a server: tokens_in, tokens that it read; tokens_hit, the cached part; tokens_out, tokens written.
+    Without skydraft there also num_requests, and cost, if prices are known. adapter: the draft model's adapter for this
+    text, by name. audits: figures of answers drafted and checked like this one.
     """
 
     num_tokens: int
@@ -130,7 +129,7 @@ def stats_of(
 
 
 def percentile(values: Seq[float], percent: int) -> float | None:
-    """Percentile by linear interpolation; None without values."""
+    """Return a percentile by linear interpolation; None without values."""
     return round(float(np.percentile(values, percent)), 3) if values else None
 
 

@@ -1,1 +1,1 @@
-"""The draft model and the target write at the same time: drafts ahead, branches, and what they cost."""
+"""The draft model and the target compute at the same time: drafts ahead, branches, and their costs."""

@@ -1,4 +1,4 @@
-"""Drafting ahead of a text that the target writes: in a thread of its own, so that neither waits for the other."""
+"""Drafting ahead of a text that the target writes, in its own thread, so that neither model waits."""
 
 import itertools
 import threading
@@ -15,17 +15,18 @@ from skydraft.decoding.race.copying import Copies
 from skydraft.decoding.turns import run_of
 from skydraft.types import Cost, Draft, DraftBlock, Prompt
 
-_WINDOW, _LEAST = 32, 5  # of so many tokens that came and had a draft, so many have to be accepted ones
-_FIRST_RUN, _LONGEST_RUN, _LONGER = 3, 64, 1.5  # agreements after which an idle device drafts again
-_NUM_READ, _LOOK_S = 16, 0.1  # tokens that an idle device reads at once; of whether it is closed
+_WINDOW, _LEAST = 32, 5  # of the last 32 tokens that had a draft, 5 drafts must be accepted
+_FIRST_RUN, _LONGEST_RUN, _LONGER = 3, 64, 1.5  # agreements in a row before an idle device drafts again
+_NUM_READ, _LOOK_S = 16, 0.1  # tokens that an idle device reads at once; seconds between checks for `close`
 _Send = Callable[[Draft], None]
 
 
 class Pace:
-    """Whether drafting pays: by tokens alone, so that it needs no clock.
+    """Decides whether drafting pays, from tokens alone, so that it needs no clock.
 
-    It pays until few of the last tokens were accepted drafts. Then the draft model reads along, and drafts again once
-    it agrees with some tokens in a row: with more after each try that was in vain, and never if the target is faster.
+    Drafting pays until few of the last tokens were accepted drafts. Then the draft model only reads the target's
+    tokens. It drafts again after some agreements in a row, more after each failed try, and never if the target is
+    faster.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Pace:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the target is faster: one step after another was over when its token had come."""
+        """Whether the target is faster: its token arrived before the draft, `_WINDOW` times in a row."""
         return self._num_late >= _WINDOW
 
     def drafted(self, *, in_time: bool) -> None:
@@ -43,7 +44,7 @@ class Pace:
         self.is_idle = self.is_idle or self.is_slow
 
     def came(self, is_accepted: bool) -> None:
-        """A token came, for which there was a draft."""
+        """Record a token that had a draft."""
         if self.is_idle:
             return
         self._came.append(is_accepted)
@@ -64,21 +65,21 @@ class Pace:
 class Ahead(Text):
     """The draft model's side of a text while the target writes it. `send` gets the drafts.
 
-    Its thread drafts after what has come of the text and what it has drafted since, `MAX_AHEAD` tokens beyond the text
-    at most. What comes may differ from the drafts or go past them; then a new branch begins. `copies` are drafts that
-    need no step of the model. They are used while they are right as often as its own, or without a `drafter`.
+    Its thread drafts after the tokens received and its own drafts, at most `MAX_AHEAD` tokens beyond the text. If the
+    target's tokens differ from the drafts or go past them, a new branch begins. `copies` need no step of the model.
+    They are used while they are right as often as its own drafts, or without a `drafter`.
     """
 
     def __init__(self, drafter: Drafter | None, prompt: Prompt, send: _Send, copies: Copies | None = None) -> None:
-        super().__init__(prompt.token_ids)  # what has come
+        super().__init__(prompt.token_ids)  # tokens received so far
         self._drafter, self._send, self._copies = drafter, send, copies
-        self._changed = threading.Condition()  # guards all that changes
-        self._branch, self._begin, self._drafts = 1, 0, list[Step]()  # which follow so many tokens
+        self._changed = threading.Condition()  # guards all state
+        self._branch, self._begin, self._drafts = 1, 0, list[Step]()  # number, place and drafts of the branch
         self._past = deque[tuple[int, list[Step]]](maxlen=MAX_KEPT)  # older branches
-        self._agrees: dict[int, bool | None] = {}  # by place: would the draft model have written it? None: it had to
-        self._num_told = 0  # tokens of which that is known to the caller, or that the target did not write
+        self._agrees: dict[int, bool | None] = {}  # by place: does the draft model agree? None: the token was forced
+        self._num_told = 0  # tokens before it were reported in `read`, or not written by the target
         self._is_ended = False  # the drafts end the text, or fill the draft model's context
-        self._num_read = self._num_searched = -1  # how far the draft model has read, and the copies have
+        self._num_read = self._num_searched = -1  # tokens read by the draft model; tokens searched for copies
         self._worth = Worth()  # of the draft model's own drafts
         self._pace, self._cost = Pace(), Cost()
         self._may_draft = self._is_busy = self._is_closed = False
@@ -88,8 +89,8 @@ class Ahead(Text):
             drafter.compares = self._agrees.__setitem__
 
     def go(self, context: Context) -> DraftBlock:
-        """Draft on after `context` and what has come since. Returns an empty block with what drafting has cost since
-        the last call, and what has been read. Raises what ended the thread."""
+        """Continue drafting after `context` and later tokens. Returns an empty block with the cost and agreements since
+        the last call. Raises the error that ended the thread."""
         with self._changed:
             if self._error:
                 raise self._error
@@ -110,10 +111,10 @@ class Ahead(Text):
         return block
 
     def came(self, base: int, token_ids: Seq[int], num_accepted: int) -> None:
-        """Take in what the target wrote after `base` tokens; its first `num_accepted` were drafts."""
+        """Record tokens that the target wrote after `base` tokens; the first `num_accepted` were drafts."""
         with self._changed:
             if base > self.base:
-                return  # tokens before these were written here, and come with `go`
+                return  # earlier tokens were written on this device, and `go` brings them
             for index in range(self.base - base, len(token_ids)):
                 if self._drafts_ahead:
                     self._pace.came(index < num_accepted)
@@ -133,7 +134,7 @@ class Ahead(Text):
 
     @property
     def _drafts_ahead(self) -> list[Step]:
-        """The drafts after what has come."""
+        """The drafts beyond the tokens received."""
         return self._drafts[self.base - self._begin :]
 
     def _begin_branch(self) -> None:
@@ -143,7 +144,7 @@ class Ahead(Text):
         self._begin, self._drafts, self._is_ended = self.base, [], False
 
     def judged(self, base: int, token_ids: tuple[int, ...]) -> DraftBlock:
-        """The block of drafts that the target has judged."""
+        """Return the block of drafts that the target has judged."""
         with self._changed:
             branches = [*self._past, (self._begin, self._drafts)]
         parts = (drafts[base - begin :][: len(token_ids)] for begin, drafts in reversed(branches) if begin <= base)
@@ -153,7 +154,7 @@ class Ahead(Text):
         return DraftBlock(base, token_ids, forced=forced if any(forced) else (), is_copied=is_copied)
 
     def pause(self, base: int) -> list[Step]:
-        """Draft no more until `go`; returns the draft model's own drafts after `base` tokens, if these have come."""
+        """Stop drafting until `go`; returns the model's own drafts after `base` tokens, if the text ends there."""
         with self._changed:
             self._may_draft = False
             self._changed.wait_for(lambda: not self._is_busy)
@@ -162,13 +163,13 @@ class Ahead(Text):
             return [*itertools.takewhile(lambda each: not each.is_copied, ahead)]
 
     def close(self) -> None:
-        """Draft no more. Never waits."""
+        """Stop drafting for good, without waiting."""
         self._is_closed = True
 
     def _run(self) -> None:
         try:
             if self._copies is not None:
-                self._copies.draft(self.token_ids)  # reads the prompt, while `came` need not wait
+                self._copies.draft(self.token_ids)  # index the prompt without the lock, so that `came` need not wait
             while self._work():
                 pass
         except BaseException as error:
@@ -179,7 +180,7 @@ class Ahead(Text):
                 self._changed.notify_all()
 
     def _work(self) -> bool:
-        """Draft or read once, when there is something to do; False at the end."""
+        """Wait for work, then draft or read once; returns False when closed."""
         with self._changed:
             while not self._is_closed and not (self._may_draft and self._has_work()):
                 self._changed.wait(_LOOK_S)
@@ -188,7 +189,7 @@ class Ahead(Text):
             branch, reads, self._is_busy = (self._branch, self._begin, len(self._drafts)), self._pace.is_idle, True
             ahead = [] if reads else [each.token_id for each in self._drafts_ahead]
             text = np.concatenate((self.token_ids, np.array(ahead, np.int32)))
-        assert self._drafter is not None  # there was work for it
+        assert self._drafter is not None  # else `_has_work` is False
         read: tuple[bool | None, ...] = ()
         steps = list[Step]()
         if reads:
@@ -197,7 +198,7 @@ class Ahead(Text):
             steps, _, cost = self._drafter.steps(text, 1)
         with self._changed:
             self._is_busy, self._cost = False, self._cost + cost
-            if read or not reads or not cost.num_passes:  # else there is more to read
+            if read or not reads or not cost.num_passes:  # otherwise more tokens are unread
                 self._num_read = len(text)
             if reads:
                 self._pace.read(read)

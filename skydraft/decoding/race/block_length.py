@@ -1,4 +1,4 @@
-"""Rounds of two models that compute in turn, on the same processor: blocks only while they beat the target alone."""
+"""Rounds of two models on the same processor: blocks are drafted only while they beat the target alone."""
 
 from collections.abc import Sequence as Seq
 
@@ -9,19 +9,18 @@ from skydraft.gating.hand_back import HandBack
 from skydraft.types import WRITE_ALL, Round
 
 MAX_BLOCK_LEN = 16
-TYPICAL, EASY = 0.75, 0.95  # share of right drafts where nothing is known of a text; and of a text that repeats itself
+TYPICAL, EASY = 0.75, 0.95  # share of right drafts: in an unknown text; in a text that repeats itself
 _MIN_GAIN = 1.02
-_SAMPLE = 32  # tokens of the target that tell how well the draft model knows a text
-_FREE_TOKENS = 8.0  # of the target, that reading may cost
-_BLOCKS_MAY_LOSE = 2.0  # tokens more, so that one bad block after reading does not end them
+_SAMPLE = 32  # tokens of the target that show how well the draft model knows a text
+_FREE_TOKENS = 8.0  # reading may cost the target's time for this many tokens
+_BLOCKS_MAY_LOSE = 2.0  # more tokens, so that one bad block after reading does not end drafting
 
 
 class Blocks(Turns):
-    """Blocks of the length that `costs` promise most of, by the share of tokens that the draft model knows.
+    """Chooses the best block length by `costs` and the share of right drafts.
 
-    At first the target writes; then the draft model reads its prompt, of `num_prompt` tokens, and what was written. It
-    drafts while that promises more than the target alone. What reading and blocks lose by these costs is bounded by a
-    share of the target's time.
+    At first the target writes. Then the draft model reads its prompt of `num_prompt` tokens and the text. It drafts
+    while that should be faster than the target alone. A share of the target's time bounds the expected loss.
     """
 
     def __init__(self, costs: CostModel, read_ms: float, num_prompt: int, max_k: int = MAX_BLOCK_LEN) -> None:

@@ -1,4 +1,4 @@
-"""Drafts that come while the target writes: which of them still fit the text, and how many a forward takes."""
+"""Drafts that arrive while the target writes: which drafts still fit the text, and how many a forward takes."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -7,14 +7,14 @@ from typing import TypeAlias
 from skydraft.engines.vocab import TokenIds
 from skydraft.types import Draft
 
-Came: TypeAlias = Callable[[int, Seq[int], int], None]  # what the target wrote: base, tokens, how many were drafts
-MAX_AHEAD, MAX_KEPT = 32, 64  # drafts beyond the text that a device makes; and that a target keeps
-_PRIOR, _PRIOR_WEIGHT, _MEMORY = 0.7, 8.0, 64.0  # judged drafts, after which older ones fade
-_MAY_DELAY = 1.1  # how much longer a forward may take by drafts, if a text in it sends none
+Came: TypeAlias = Callable[[int, Seq[int], int], None]  # gets the target's tokens: base, tokens, number of drafts
+MAX_AHEAD, MAX_KEPT = 32, 64  # drafts beyond the text: made by a device; kept by a target
+_PRIOR, _PRIOR_WEIGHT, _MEMORY = 0.7, 8.0, 64.0  # share, its weight, and memory, both in judged drafts
+_MAY_DELAY = 1.1  # how much longer drafts may make a forward, if a text in it has none
 
 
 class Worth:
-    """The share of drafts that were right lately, at first `share`; `of` takes all notes, too."""
+    """The recent share of right drafts, at first `share`; `of` gets all notes, too."""
 
     def __init__(self, share: float = _PRIOR, of: "Worth | None" = None) -> None:
         self._num_right, self._num_judged, self._of = share * _PRIOR_WEIGHT, _PRIOR_WEIGHT, of
@@ -24,7 +24,7 @@ class Worth:
         return self._num_right / self._num_judged
 
     def note(self, share: float, num: float = 1) -> None:
-        """So many drafts were judged, of which this share was right."""
+        """Record that the `share` of `num` judged drafts was right."""
         keeps = 1 - num / _MEMORY
         self._num_right = self._num_right * keeps + num * share
         self._num_judged = self._num_judged * keeps + num
@@ -33,28 +33,28 @@ class Worth:
 
 
 class Branch:
-    """The drafts of one text: those of its newest branch, a run of drafts that continue each other.
+    """The newest branch of drafts for one text: a run of drafts that continue each other.
 
-    Whatever does not fit is dropped, never an error: a draft is nothing that could be lost. Drafts for places that are
-    written meanwhile are compared with the text; the first that differs ends its branch.
+    Drafts that do not fit are dropped without an error. Drafts for places that the target has written meanwhile are
+    compared with the text; the first difference ends the branch.
     """
 
     def __init__(self, worth: Worth) -> None:
         self.worth, self.number = worth, 0
-        self.has_begun = False  # the device has sent a draft
+        self.has_begun = False  # whether the device has sent a draft
         self._base, self._token_ids = 0, list[int]()
-        self._num_compared = 0  # of its drafts
-        self._is_dead = True  # nothing continues it
+        self._num_compared = 0  # drafts compared with the text
+        self._is_dead = True  # takes no further drafts
 
     def take(self, draft: Draft, text: TokenIds) -> None:
-        """Take in drafts that arrive while `text` are the generated tokens."""
+        """Add drafts that arrive when the generated tokens are `text`."""
         self.has_begun = True
         if draft.branch:
             is_old = draft.branch < self.number or (draft.branch == self.number and self._is_dead)
             if is_old or draft.base > len(text):
                 self._is_dead = True
                 return
-            self.after(text)  # counts the drafts before
+            self.after(text)  # counts the old branch's drafts first
             self.number, self._base, self._token_ids, self._num_compared = draft.branch, draft.base, [], 0
             self._is_dead = False
         if not self._is_dead:
@@ -63,7 +63,7 @@ class Branch:
                 self._end()
 
     def after(self, text: TokenIds) -> tuple[int, ...]:
-        """The drafts that may follow the generated tokens `text`."""
+        """Return the drafts that may follow the generated tokens `text`."""
         end = len(text) - self._base
         begin, compared = self._base + self._num_compared, self._token_ids[self._num_compared : end]
         for token_id, written in zip(compared, text[begin : begin + len(compared)].tolist(), strict=False):
@@ -82,10 +82,10 @@ class Branch:
 def num_fed(
     num_rows: int, waiting: Seq[tuple[float, int]], max_rows: int, ms: Callable[[int], float], *, may_delay: bool
 ) -> list[int]:
-    """How many drafts of each text a forward takes beside `num_rows` rows of its own, for the most tokens a second.
+    """Return how many drafts of each text to add to a forward of `num_rows` rows, for the most tokens a second.
 
-    `waiting` are the worth and the number of each text's drafts; a draft counts only if all before it are right. Unless
-    it `may_delay`, texts without drafts wait for these rows: the forward takes a tenth more at most.
+    `waiting` has (worth, number of drafts) for each text; a draft counts only if all drafts before it are right. Unless
+    it `may_delay`, the forward takes at most a tenth longer, since texts without drafts wait for it.
     """
     gains = sorted(
         ((worth**place, index) for index, (worth, num) in enumerate(waiting) for place in range(1, num + 1)),

@@ -1,6 +1,6 @@
-"""Drafts without a model: what followed the last tokens where they stood before, in the text or in a prediction of it.
+"""Drafts without a model: the tokens that followed an earlier copy of the last tokens, in the text or a prediction.
 
-Prompt lookup (github.com/apoorvumang/prompt-lookup-decoding) with a length that its costs and its success decide.
+Prompt lookup (github.com/apoorvumang/prompt-lookup-decoding); costs and success decide the length.
 """
 
 from collections import defaultdict
@@ -11,19 +11,19 @@ from skydraft.decoding.race.branch import Worth
 from skydraft.decoding.race.cost_model import CostModel, Losses
 from skydraft.engines.vocab import TokenIds
 
-MIN_MATCH = 8  # tokens; a shorter run stands in many places
+MIN_MATCH = 8  # tokens; shorter runs occur in too many places
 MAX_COPIED = 16
-_LOOK_BACK, _NUM_PLACES = 64, 8  # tokens that are compared; the newest places of a run that are tried
+_LOOK_BACK, _NUM_PLACES = 64, 8  # tokens to compare; newest places of a run to try
 _PRIOR = 0.9  # the chance that a copied token is right
 _MIN_GAIN = 1.02
-_DOUBT = 2.0  # a run that has been equal for n tokens goes on with the chance 1 - 2 / n
-_FREE_TOKENS = 2.0  # of the target, that copies may cost
-_END = -1  # no token: nothing is copied beyond it
+_DOUBT = 2.0  # a run of n equal tokens continues with the chance 1 - 2 / n
+_FREE_TOKENS = 2.0  # copies may cost the target's time for this many tokens
+_END = -1  # marks the end of the prediction: copies stop there
 
 
 class Copies:
-    """An index of all runs of `MIN_MATCH` tokens of a text. Its prompt is followed by its next tokens or, in another
-    place, by the `prediction`. `costs`, where they are known, decide how many tokens are drafted, at most `longest`."""
+    """An index of all runs of `MIN_MATCH` tokens in a text, and in its `prediction`, indexed as if it followed the
+    prompt. At most `longest` tokens are drafted, fewer if `costs` are known and say so."""
 
     def __init__(
         self, prompt: Seq[int], prediction: Seq[int] = (), longest: int = MAX_COPIED, costs: CostModel | None = None
@@ -35,10 +35,10 @@ class Copies:
         self._worth = Worth(_PRIOR)
         if prediction:
             self._add([*prompt[-MIN_MATCH:], *prediction, _END])
-        self._begin = len(self._tokens)  # of the text
+        self._begin = len(self._tokens)  # where the text begins
 
     def draft(self, text: TokenIds) -> tuple[int, ...]:
-        """The tokens that may follow `text`, which has grown since the last call; none if it is new or too dear."""
+        """Return tokens that may follow `text`, which has grown since the last call; none without a match or a gain."""
         new = text[(num_known := len(self._tokens) - self._begin) :].tolist()
         if self._losses and num_known:
             self._losses.wrote(len(new))
@@ -49,14 +49,14 @@ class Copies:
         places = [place for place in tried if tokens[place : place + 1] not in ([], [_END])]
         match, place = max(map(self._match, places), default=(0, 0))
         if not (length := self._length(match)):
-            self._worth.note(_PRIOR, 0.1)  # what was wrong there need not be wrong here
+            self._worth.note(_PRIOR, 0.1)  # wrong copies elsewhere say little about this place
             return ()
         copied = tokens[place : place + length]
         return tuple(copied[: copied.index(_END)] if _END in copied else copied)
 
     @property
     def share(self) -> float:
-        """Of copied tokens that were right lately."""
+        """The recent share of right copies."""
         return self._worth.share
 
     def observe(self, num_accepted: int, num_drafted: int) -> None:
@@ -73,7 +73,7 @@ class Copies:
                 self._places[run].append(len(self._tokens))
 
     def _match(self, place: int) -> tuple[int, int]:
-        """How far back the tokens before a place are the last ones of the text; and the newest of equals."""
+        """Return (number of tokens before `place` that equal the text's last ones, place): max takes the newest."""
         tokens, length = self._tokens, 0
         while length < min(_LOOK_BACK, place) and tokens[place - 1 - length] == tokens[-1 - length]:
             length += 1
@@ -82,6 +82,6 @@ class Copies:
     def _length(self, match: int) -> int:
         if not match or self._costs is None or self._losses is None:
             return self._longest if match else 0
-        # The longer a run has been equal, the longer it will be.
+        # A long match probably continues.
         k, gain = self._costs.best(min(self._worth.share, 1 - _DOUBT / match), self._longest)
         return k if gain >= _MIN_GAIN and self._losses.allow() else 0

@@ -1,23 +1,23 @@
 """The expected speed of speculation in rounds, in closed form.
 
-Notation of the field: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward
-of n rows, E(k) tokens a round. All times in milliseconds.
+Notation: alpha acceptance per judged token, k drafted tokens, t_d a draft step, t_v(n) a target forward of n rows,
+E(k) tokens a round. All times in milliseconds.
 """
 
 from dataclasses import dataclass
 
 _LEAST_MS = 1e-3
 _MAY_LOSE = 0.03  # of the target's time
-_MOST_SAVED = 20.0  # tokens of the target; what was gained beyond that does not pay for later losses
+_MOST_SAVED = 20.0  # tokens of the target; larger gains do not pay for later losses
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens committed by a round of k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
+    """Return the expected tokens of a round with k drafts: (1 - alpha^(k+1)) / (1 - alpha)."""
     return float(k + 1) if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
 def row_ms(forward_ms: tuple[float, ...], num_rows: int) -> float:
-    """t_v(num_rows), in proportion beyond what was measured; never 0, though a clock may have measured that."""
+    """Return t_v(num_rows), in proportion beyond the measured rows; never 0, even if a clock measured 0."""
     known = len(forward_ms)
     return max(forward_ms[num_rows - 1] if num_rows <= known else num_rows * forward_ms[-1] / known, _LEAST_MS)
 
@@ -33,28 +33,28 @@ class CostModel:
 
     @property
     def plain_ms(self) -> float:
-        """Of a token of the target alone."""
+        """Time of one token of the target alone."""
         return row_ms(self.forward_ms, 1)
 
     def verify_ms(self, alpha: float, k: int) -> float:
-        """Expected time of judging k drafts: k + 1 rows."""
+        """Return the expected time to judge k drafts: k + 1 rows."""
         starts = range(0, k + 1, self.max_rows)
         return sum(alpha**at * row_ms(self.forward_ms, min(self.max_rows, k + 1 - at)) for at in starts)
 
     def tokens_per_s(self, alpha: float, k: int) -> float:
-        """Tokens a second: E(k) over k·t_d + t_v(k + 1); k = 0 is the target alone."""
+        """Return tokens a second: E(k) / (k·t_d + t_v(k + 1)); k = 0 is the target alone."""
         return 1e3 * expected_tokens(alpha, k) / (k * self.draft_ms + self.verify_ms(alpha, k))
 
     def best(self, alpha: float, longest: int) -> tuple[int, float]:
-        """(Length, speed over that of the target alone) of the block that promises most; (0, 1.0) if none does."""
+        """Return (length, speed relative to the target alone) of the fastest block; (0, 1.0) if none is faster."""
         speeds = [self.tokens_per_s(alpha, k) for k in range(longest + 1)]
         k = max(range(len(speeds)), key=speeds.__getitem__)
         return k, speeds[k] / speeds[0]
 
 
 class Losses:
-    """What tries have cost. They are allowed while that is less than the target needs for `free` tokens, and for a
-    share of the tokens that it wrote alone."""
+    """Bounds the time lost by tries: the target's time for `free` tokens, and for a share of the tokens that it wrote
+    alone."""
 
     def __init__(self, plain_ms: float, free: float) -> None:
         self._plain_ms, self._free = plain_ms, free
@@ -64,9 +64,9 @@ class Losses:
         self._num_alone += num_tokens
 
     def note(self, spent_ms: float, num_tokens: int = 0) -> None:
-        """A try took so long, and brought so many tokens."""
+        """Record a try: its time, and the tokens that it brought."""
         self._ms = max(self._ms + spent_ms - num_tokens * self._plain_ms, -_MOST_SAVED * self._plain_ms)
 
     def allow(self, ms: float = 0.0, more: float = 0.0) -> bool:
-        """Whether another try of `ms` may fail; `more` tokens are free for it."""
+        """Whether another try of `ms` may fail; `more` raises the number of free tokens."""
         return self._ms + ms <= self._plain_ms * (self._free + more + _MAY_LOSE * self._num_alone)

@@ -1,1 +1,1 @@
-"""Servers without skydraft as targets: vLLM, SGLang, llama-server, with nothing of skydraft installed there."""
+"""Servers without skydraft as targets: vLLM, SGLang, llama-server and chat hosts."""

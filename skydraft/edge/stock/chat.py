@@ -1,6 +1,6 @@
-"""A chat of OpenAI's kind as a target: it gets messages and gives text, and cannot go on from a begun answer.
+"""An OpenAI chat as a target. It takes messages and returns text, and cannot continue a partial answer.
 
-Only imitations of the hosts were run by us, and llama-server's own chat.
+We tested it with llama-server's chat and imitations of the hosts.
 """
 
 import re
@@ -15,10 +15,10 @@ from skydraft.edge.stock.dialect import About, Body, Dialect, Read, choices, nam
 from skydraft.edge.stock.wire import Wire
 from skydraft.errors import CloudFailure
 
-# DeepSeek and llama-server; vLLM since 0.16 and OpenRouter; Mistral sends parts with "thinking" in place of these.
+# Fields of DeepSeek and llama-server; vLLM since 0.16; OpenRouter. Mistral sends content parts with "thinking".
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _REFUSED = re.compile(r"answered (400|422)\b")
-_GIVEN = {"top_p": 1.0, "seed": 0, **dict.fromkeys(Dialect.takes, 0.0)}  # sent where they are not off
+_GIVEN = {"top_p": 1.0, "seed": 0, **dict.fromkeys(Dialect.takes, 0.0)}  # sent if they differ from these
 _LIMIT, _NEW_LIMIT, _TEMPERATURE = "max_tokens", "max_completion_tokens", "temperature"
 
 
@@ -26,13 +26,13 @@ class Chat(Dialect):
     name = CHAT
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
-        """One that was named is believed. How many tokens of ours fit is unknown."""
+        """Return empty cards: a chat's context length is unknown. A named model is not checked."""
         return dict.fromkeys([model] if model is not None else await super().describe(wire, None, timeout_s), About())
 
     def asking(
         self, model: str, messages: Seq[Mapping[str, Any]], params: DecodingParams, refused: AbstractSet[str]
     ) -> tuple[str, Body]:
-        """Path and body of a request, without the fields that the server has `refused`; a temperature stays."""
+        """Return path and body of a request without the `refused` fields. A temperature above 0 is always sent."""
         body: dict[str, Any] = {
             "model": model, "messages": list(messages), "stream": True, "stream_options": {"include_usage": True},
             _LIMIT: params.max_new_tokens, _TEMPERATURE: params.temperature,
@@ -44,8 +44,8 @@ class Chat(Dialect):
         return "/v1/chat/completions", {each: value for each, value in body.items() if each not in left_out}
 
     def refused_by(self, says: str) -> set[str]:
-        """Fields that an error names: OpenAI's newer models call the limit by another name, models that reason take no
-        temperature of 0, and some hosts count without being asked."""
+        """Return the fields that an error rejects. OpenAI's newer models rename the limit, reasoning models take no
+        temperature of 0, and some hosts reject stream_options."""
         named = {_LIMIT: _NEW_LIMIT, _TEMPERATURE: _TEMPERATURE, "stream_options": "stream_options"}
         return {field for field, word in named.items() if word in says and _REFUSED.search(says)}
 
@@ -53,11 +53,11 @@ class Chat(Dialect):
         choice: Any = next(iter(choices(event)), {})
         delta = choice.get("delta") or choice.get("message") or {}
         text = delta.get("content") or delta.get("refusal") or ""
-        parts = text if isinstance(text, list) else []  # as messages may be
+        parts = text if isinstance(text, list) else []  # content may be a list of parts
         thinks = any(map(delta.get, _REASONING)) or any("thinking" in part for part in parts)
         text = "".join(part.get("text", "") for part in parts) if parts else text
         if not isinstance(text, str):
-            raise CloudFailure("The server sent something else where text was due.")
+            raise CloudFailure("The server's answer has no valid text where one is needed.")
         finish = name(choice.get("finish_reason")).strip()
         usage = openai_usage(event if event.get("usage") else choice)  # Moonshot counts in the choice
         return Read(usage=usage, text=text, thinks=thinks, finish=finish)

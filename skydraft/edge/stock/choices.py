@@ -1,7 +1,7 @@
-"""What a server without skydraft is asked to follow, and the choices of a text by what it tells.
+"""The options that a server without skydraft can follow, and a text's choices from its tokens.
 
-It applies penalties, biases and grammars by itself. A grammar begins with a request, so the request at the beginning of
-the answer carries it; each token that comes is held against it.
+The server applies penalties, biases and grammars. A grammar starts with a request, so only the request at the answer's
+beginning carries it. Each token is checked against the grammar here.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -19,13 +19,13 @@ from skydraft.edge.stock.dialect import Dialect, Row
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudFailure, LeftGrammar, OptionError
 
-# What the edge sees to, or every server takes. With `min_call_prob` the draft model is careful; a server decides alone.
+# Options that the edge applies itself or every server takes. `min_call_prob` is for the draft model only.
 _EVERYWHERE = frozenset((
     "max_new_tokens", "stop", "sentences", "temperature", "top_p", "seed", "grammar", "think_budget", "think_start",
     "think_end", "min_call_prob",
 ))  # fmt: skip
 _WITH_IDS = frozenset(("top_k", "min_p", "stop_token_ids"))
-_COUNTED = ("grammar", "presence_penalty", "frequency_penalty")  # by a server: from the beginning of a request
+_COUNTED = ("grammar", "presence_penalty", "frequency_penalty")  # servers apply them from the request's first token
 _OFF = DecodingParams()
 
 
@@ -38,12 +38,12 @@ def _flag(name: str) -> str:
 
 
 def check(params: DecodingParams, plan: Plan, kind: type[Dialect]) -> None:
-    """Raise OptionError for what a server of this kind cannot follow."""
+    """Raise OptionError for options that this kind of server cannot follow."""
     check_drafts(plan, kind.name)
     given, there = _given(params), f"at a server without skydraft ({kind.name})"
     takes = kind.takes | _EVERYWHERE | (_WITH_IDS if kind.gives_ids else set())
     if unfit := sorted(given - takes):
-        hint = "Leave it out (a --style, too), or use skydraft serve."
+        hint = "Leave it out, or the --style that sets it, or use skydraft serve."
         raise OptionError(f"{_flag(unfit[0])} does not apply {there}.", hint=hint)
     if plan.drafts and not plan.streams and (unfit := [each for each in _COUNTED if each in given]):
         hint = "Choose --mode lossless or cloud, or use skydraft serve."
@@ -52,20 +52,20 @@ def check(params: DecodingParams, plan: Plan, kind: type[Dialect]) -> None:
         hint = "Add --think off, or use skydraft serve."
         raise OptionError(f"--min-new-tokens would count thoughts {there}.", hint=hint)
     if params.grammar and (grammar := params.grammar.partition(":")[0]) not in kind.grammars:
-        says = f"A grammar of the kind {grammar}, as of a tool that must be called, does not apply {there}."
+        says = f"A grammar of the kind {grammar}, as for a required tool call, does not apply {there}."
         raise OptionError(says, hint=f"It takes {', '.join(kind.grammars) or 'none'}; skydraft serve takes all.")
 
 
 class _Told(Chooser):
     def choose(self, row: npt.NDArray[np.int32], prefix: TokenIds) -> int:
-        return int(row)  # in place of a row of logits stands the token that the server wrote
+        return int(row)  # the "row" is the server's token, not logits
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How the tokens of one text are chosen at a server of a kind that `check` found fit. For one thread at a time.
+    """The choice of one text's tokens at a kind of server that `check` accepted. For one thread at a time.
 
-    The server chooses. Above temperature 0 it draws, with random numbers of its own.
+    The server chooses. Above temperature 0 it uses its own random numbers.
     """
 
     params: DecodingParams
@@ -75,17 +75,17 @@ class Choices:
 
     @cached_property
     def chooser(self) -> Chooser:
-        """What the rules of a verification choose with."""
+        """The chooser of the verification's rules."""
         return _Told(replace(self.params, min_call_prob=0.0), self.vocab, self.prompt_len)
 
     @cached_property
     def _thinking(self) -> ThinkingAlong | None:
-        """A chat's text has no thoughts."""
+        """The tracker of thoughts; None at a chat, whose text has none."""
         return ThinkingAlong(self.params, self.vocab) if self.params.think_end and self.kind.gives_ids else None
 
     def begins(self, text: TokenIds, first: int | None = None) -> bool:
-        """Whether the grammar, if there is one, begins after `text`. Where a text may think, its `first` token says so,
-        or the end of its thinking."""
+        """Return whether a grammar starts after `text`. If the text may think, this depends on its `first` token, or
+        on the end of its thinking."""
         generated = text[self.prompt_len :]
         if not (self.params.grammar and self._thinking):
             return bool(self.params.grammar) and not len(generated)
@@ -95,29 +95,29 @@ class Choices:
         return self._thinking.at(np.array([first], np.int32)).thought.phase == "answer"
 
     def asked(self, text: TokenIds, *, with_grammar: bool) -> DecodingParams:
-        """The parameters of a request that writes on after `text`."""
+        """Return the parameters of a request that continues `text`."""
         num_left = max(self.params.min_new_tokens - (len(text) - self.prompt_len), 0)
         return replace(self.params, grammar=self.params.grammar if with_grammar else "", min_new_tokens=num_left)
 
     def forced(self, text: TokenIds) -> int | None:
-        """The token that comes after `text` whatever a server writes: of the end of its thinking, or its own end."""
+        """Return the token that must follow `text`: it ends the thinking or the text. None leaves it to the server."""
         if self._thinking and (token_id := self._thinking.forced(text[self.prompt_len :])) is not None:
             return token_id
         token_id = self.chooser.forced(text) if self.params.grammar else None
         return token_id if token_id in self.vocab.end_ids else None
 
     def taken(self, row: Row, prefix: TokenIds, end_id: int) -> int:
-        """The token that the text takes after `prefix`. Raises LeftGrammar."""
+        """Return the text's token after `prefix`. Raises LeftGrammar, or CloudFailure for an unknown token."""
         if row.token_id >= self.vocab.size:
             raise CloudFailure(f"The server wrote the token {row.token_id}, which the vocabulary does not have.")
         if row.finish:
             return end_id
         if self.params.grammar and self._leaves(prefix, row.token_id):
-            raise LeftGrammar("The server writes what its grammar does not allow here.")
+            raise LeftGrammar("The server wrote a token that the grammar does not allow here.")
         return row.token_id
 
     def _leaves(self, prefix: TokenIds, token_id: int) -> bool:
-        """A server may spell what the grammar allows by other tokens than ours."""
+        """Return whether a token violates the grammar. Compares text: a server may split it into other tokens."""
         if token_id in self.vocab.end_ids:
             zeros = np.zeros(self.vocab.size, np.float32)
             return bool(self.chooser.follow_grammar(zeros, prefix)[token_id] == -np.inf)

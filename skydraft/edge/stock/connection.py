@@ -1,4 +1,4 @@
-"""The connection to one server without skydraft: which kind it is, and which model it runs."""
+"""The connection to one server without skydraft. It finds out the server's kind and model."""
 
 import asyncio
 import re
@@ -23,22 +23,21 @@ from skydraft.protocol.address import DRAFTS_PORT, is_loopback, parse_address, w
 from skydraft.protocol.values import TargetId
 from skydraft.types import named_weights
 
-# Chinese, code, a special token, and characters of several bytes: other tokenizers differ here.
+# Chinese, code, a special token and multi-byte characters: a different tokenizer gives different ids here.
 SAMPLE = "<|im_start|>user\n用一句话介绍北京的春天。def f(x):\n    return x ** 2  # 😀 naïve 12345\n"
 DIALECTS: dict[str, type[Dialect]] = {each.name: each for each in (Vllm, Sglang, LlamaServer, Chat)}
 APIS = tuple(DIALECTS)
 _OWNERS = {"vllm": Vllm, "sglang": Sglang, "llamacpp": LlamaServer}
 _UNSENDABLE = re.compile(r"[\0-\x20\x7f\ud800-\udfff]|.{2000}")  # in an address
-_LIFE = "/v1/models"  # of a server that is not known yet
-_QUESTION_S = 10.0  # timeout of questions about the model
-_LOOK_HERE_S = 3.0  # for a sign of life of a server on this machine: one that is gone refuses, so this one is busy
+_LIFE = "/v1/models"  # the ping path of a server of unknown kind
+_QUESTION_S = 10.0  # timeout of requests about the model
+_LOOK_HERE_S = 3.0  # ping timeout on this machine: a stopped server refuses at once, so a slow one is busy
 
 
 @dataclass(frozen=True, slots=True)
 class StockOptions:
-    """Address and credentials of a server without skydraft. `api` is one of APIS, or "auto": it says so itself; `model`
-    is one of several models there. `drafts` is the address of the port of a vLLM that takes drafts, with the same
-    key."""
+    """Address and credentials of a server without skydraft. `api` is one of APIS, or "auto" to ask the server. `model`
+    selects one of several. `drafts` is the address of a vLLM's port for drafts, which takes the same key."""
 
     url: str
     api: str = "auto"
@@ -50,7 +49,7 @@ class StockOptions:
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
-            hint = "Write one address like http://HOST:PORT/v1, and give a key with --cloud-key-file."
+            hint = "Write one address like http://HOST:PORT/v1. Give a key with --cloud-key-file."
             raise OptionError(f"'{one_line(without_password(self.url))}' is not the address of a server.", hint=hint)
         if self.api not in ("auto", *APIS):
             raise OptionError(f"--cloud-api {self.api} is unknown.", hint=f"Choose one of: auto, {', '.join(APIS)}.")
@@ -62,7 +61,7 @@ class StockOptions:
 
     @property
     def port_for_drafts(self) -> ServerOptions:
-        """Raises OptionError for an address that is none."""
+        """Options for the port for drafts. Raises OptionError for an invalid address."""
         try:
             host, port = parse_address(self.drafts or "", DRAFTS_PORT)
         except OptionError as error:
@@ -89,8 +88,8 @@ class StockOptions:
 
     @property
     def roots(self) -> tuple[str, str]:
-        """Where the server's own interface begins, and where that of OpenAI's kind does. An address with a version, as
-        /api/v3 or /v1beta/openai, is the latter as it stands, and so is any path of a chat."""
+        """The base URLs of (the server's own API, its OpenAI API). An address with a version, like /api/v3 or
+        /v1beta/openai, is the OpenAI base as it is; for a chat any path is."""
         url, path = self.address, self._parts.path.rstrip("/")
         if re.search(r"/v\d+\w*(/|$)", path):
             return url.rpartition("/")[0], url
@@ -100,7 +99,7 @@ class StockOptions:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises for one that is none
+        _ = parts.port  # raises if invalid
     except ValueError:
         return False
     others = parts.username or "," in parts.netloc or "?" in url or "#" in url or _UNSENDABLE.search(url)
@@ -109,39 +108,39 @@ def _is_address(url: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class StockInfo:
-    """A server's kind, its model's name and what else it says of that model."""
+    """A server's kind, its model's name, and the server's data about the model."""
 
     dialect: Dialect
     model: str
     card: About
-    vocabularies: set[str] = field(default_factory=set)  # fingerprints that agree with its tokenizer
+    vocabularies: set[str] = field(default_factory=set)  # fingerprints known to match its tokenizer
 
     def is_of(self, info: "StockInfo") -> bool:
-        """Whether it is about the same model, as far as the server tells two under one name apart."""
+        """Return whether both describe the same model, as far as the server's data shows."""
         return (self.model, self.card.origin, type(self.dialect)) == (info.model, info.card.origin, type(info.dialect))
 
 
 class StockConnection:
     """The connection, shared by all generations. Once `budget` is spent, texts go on without the server. The server
-    tells neither the weights of its model nor what its forwards take."""
+    does not report its model's weights, nor the times of its forwards."""
 
-    is_exact = False  # rows may differ from batch to batch
-    runs: TargetId | None = None  # its texts compare what it says of itself
+    is_exact = False  # logits may change with the batch
+    runs: TargetId | None = None  # texts compare the server's StockInfo instead
 
     def __init__(
         self, options: StockOptions, budget: Budget | None = None, notify: Callable[[str], None] = lambda line: None
     ) -> None:
         self.address, self.uses_tls = options.address, options.uses_tls
         self.budget = budget or Budget()
-        self.rtt_ms = 0.0  # the shortest seen
+        self.rtt_ms = 0.0  # the shortest so far
         self._options = options
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
-        self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for what belongs to no text
+        self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for requests outside any text
         self.drafts = None if options.drafts is None else DraftPort(options.port_for_drafts, notify, self.wire.ledger)
-        self.known: StockInfo | None = None  # when it was asked last
-        self._is_old = False  # it may be another server by now
-        self.refused: set[str] = set()  # fields of a request that a chat does not take
+        self.known: StockInfo | None = None  # the last description
+        self._is_old = False  # another server may have taken its place
+        self.refused: set[str] = set()  # request fields that a chat rejects
         self._asking = asyncio.Lock()
         self.is_met = False
 
@@ -154,7 +153,7 @@ class StockConnection:
         return self.known.dialect.name if self.known else self._options.api
 
     def forget(self) -> None:
-        """Ask again what it runs before it is sent anything else."""
+        """Ask the server again what it runs, before the next text."""
         self._is_old = True
 
     async def ping(self, timeout_s: float) -> float:
@@ -176,7 +175,7 @@ class StockConnection:
         return TargetFacts(info.model, named_weights(info.model))
 
     async def renew(self) -> None:
-        """Make new connections for what is asked next; texts under way keep theirs."""
+        """Make new connections for later requests; texts under way keep theirs."""
         self.forget()
         await self._pool.renew()
 
@@ -186,7 +185,7 @@ class StockConnection:
         await self._pool.close()
 
     async def info_for(self, vocab: Vocab, waiting: Waiting, wire: Wire) -> StockInfo:
-        """Its kind and model, asked for at `wire` unless that is known. Raises OptionError or CloudError."""
+        """Return the server's kind and model; ask over `wire` if unknown. Raises OptionError or CloudError."""
         timeout_s, info = min(waiting.timeout_s, _QUESTION_S), self.known
         if info is None or self._is_old:
             info = await wire.patiently(self._ask(timeout_s, wire), _LIFE, waiting)
@@ -194,7 +193,7 @@ class StockConnection:
             asking = info.dialect.tokenize(wire, info.model, SAMPLE, timeout_s)
             ids = await wire.patiently(asking, info.dialect.life, waiting)
             if ids is not None and ids != vocab.encode(SAMPLE):
-                message = f"{info.model} at {self.address} reads a text as other tokens than the draft model."
+                message = f"{info.model} at {self.address} encodes a text as other tokens than the draft model."
                 raise VocabularyMismatch(message, hint="Choose two models of one family.")
             info.vocabularies.add(vocab.fingerprint)
         return info
@@ -203,10 +202,10 @@ class StockConnection:
         async with self._asking:
             if (known := self.known) is not None and not self._is_old:
                 return known
-            # Two connections: while one carries a text, the other carries signs of life.
+            # Open two connections: one for the text, one for pings meanwhile.
             dialect, _ = await asyncio.gather(self._dialect(timeout_s, wire), wire.look(_LIFE, timeout_s))
             if self.drafts and not dialect.takes_drafts:
-                says = f"--drafts is for vLLM, and the server at {self.address} is {dialect.name}."
+                says = f"--drafts is for vLLM, but the server at {self.address} is {dialect.name}."
                 raise OptionError(says, hint="Leave it out.")
             self.known, self._is_old = await self._described(dialect, timeout_s, wire), False
             self._pool.asked()
@@ -219,7 +218,7 @@ class StockConnection:
         listed = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(listed, list):
             hint = f"Name it with --cloud-api {'|'.join(APIS)}."
-            raise WrongServer(f"The server at {self.address} does not say what it is.", hint=hint)
+            raise WrongServer(f"The server at {self.address} does not list its models.", hint=hint)
         first = listed[0] if listed else None
         return _OWNERS.get(name(first.get("owned_by")) if isinstance(first, dict) else "", Chat)()
 

@@ -1,6 +1,6 @@
-"""What a server without skydraft is asked, and how its answers are read.
+"""Requests to servers without skydraft, and their answers.
 
-A dialect only makes requests and reads answers; `text` decides what to ask, and `wire` carries it.
+A dialect only makes requests and reads answers. `text` decides what to send, and `wire` sends it.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ TokenTuple: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The target's own choice after a prefix. `finish`: the server ended the text here for this reason, without a
-    token. It `goes_on` if the next token came with it."""
+    """The target's token after a prefix. With `finish` there is no token: the server ended the text for this reason.
+    `goes_on`: the next token came in the same event."""
 
     token_id: int
     finish: FinishReason | None = None
@@ -32,10 +32,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What an answer or an event says: rows in order, or text; the server's own counts of tokens, 0 where it told
-    none; whether the model `thinks`; and why the text ended ("": it did not).
+    """The content of an answer or an event: rows in order, or text.
 
-    `num_written`, if not 0, is the number of tokens so far: the last rows are new, others are told again.
+    `usage` has the server's token counts, 0 where it gave none. `finish` is why the text ended, "" if it did not. If
+    `num_written`, the tokens so far, is not 0, earlier rows may be repeats of rows already sent.
     """
 
     rows: tuple[Row, ...] = ()
@@ -48,48 +48,47 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a server says of a model beside its name: the most tokens of prompt and text (0: unknown), and the file or
-    folder of its weights ("": unknown)."""
+    """A model at a server: its context length in tokens (0: unknown), and its weights' file or folder ("": unknown)."""
 
     context_len: int = 0
     origin: str = ""
 
 
 class Dialect:
-    """One kind of server. Paths are below the server's root; `life` answers at once whatever the server does.
+    """One kind of server. Paths are below the server's root. The path `life` answers at once, even on a busy server.
 
-    It `takes` these of the parameters that change a model's logits, and grammars of these kinds.
+    `takes` has the parameters for logits that it supports, `grammars` the kinds of grammars.
     """
 
     name = ""
     life = "/v1/models"
     gives_ids = False
-    takes_drafts = False  # by a port beside it
-    salt = ""  # the field of a request that keeps its cache apart from that of other values; "": there is none
-    separates = False  # whether all versions do what `salt` asks for
+    takes_drafts = False  # at a port beside the server
+    salt = ""  # the request field that separates caches by its value; "": none
+    separates = False  # whether all versions obey `salt`
     takes = frozenset(("presence_penalty", "frequency_penalty"))
     grammars: tuple[str, ...] = ()
 
     async def describe(self, wire: Wire, model: str | None, timeout_s: float) -> dict[str, About]:
-        """The card of each model, or of `model` alone if it was named."""
+        """Return each model's card by name; only the named `model`, if given."""
         listed = items(field(await wire.ask("/v1/models", timeout_s), "data"))
         known = {name(field(it, "id")): About(count(it, "max_model_len"), name(it.get("root"))) for it in listed}
         return {each: card for each, card in known.items() if model in (None, each)}
 
     async def tokenize(self, wire: Wire, model: str, text: str, timeout_s: float) -> TokenTuple | None:
-        """The ids of a text, special tokens in it included; None if its tokens need not be ours."""
+        """Return the ids of a text, with special tokens parsed; None if its vocabulary does not matter."""
         return None
 
     def written(self, event: Any) -> Read:
         raise NotImplementedError
 
     def refused_by(self, says: str) -> set[str]:
-        """The fields of a request that an error names, where a request can do without."""
+        """Return the optional request fields that an error message rejects."""
         return set()
 
 
 class IdDialect(Dialect):
-    """A server that takes and gives token ids. Here is what vLLM and SGLang share."""
+    """A server that takes and returns token ids. The defaults are what vLLM and SGLang share."""
 
     gives_ids = True
     takes = Dialect.takes | {"logit_bias"}
@@ -100,7 +99,7 @@ class IdDialect(Dialect):
         return numbers(field(await wire.ask("/tokenize", timeout_s, body), "tokens"))
 
     def sampling(self, params: DecodingParams) -> dict[str, Any]:
-        # Each is named, else vLLM takes the model's generation_config.json, and all take what they were started with.
+        # Name each one, else vLLM reads the model's generation_config.json, and every server its start options.
         names = ["repetition_penalty", "presence_penalty", "frequency_penalty"]
         names += ["temperature", "top_p", "min_p"] if params.temperature else ["temperature"]
         how: dict[str, Any] = {each: getattr(params, each) for each in names}
@@ -111,12 +110,12 @@ class IdDialect(Dialect):
         return how
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
-        """Path and body of a request for a stream of the next tokens."""
+        """Return path and body of a request for a stream of the next tokens."""
         raise NotImplementedError
 
 
 def read_safely(read: Callable[..., T], *given: Any) -> T:
-    """Raises CloudFailure for an answer of another shape than `read` expects."""
+    """Return `read(*given)`. Raises CloudFailure for an answer of an unexpected shape."""
     try:
         return read(*given)
     except (TypeError, AttributeError, ValueError, KeyError, IndexError, OverflowError) as error:
@@ -124,26 +123,26 @@ def read_safely(read: Callable[..., T], *given: Any) -> T:
 
 
 def is_refusal(answer: Any) -> bool:
-    """Whether an error stands in the place of an answer or event."""
+    """Return whether an answer or event is an error."""
     return isinstance(answer, dict) and bool(answer.get("error"))
 
 
 def sound(answer: Any) -> dict[str, Any]:
-    """An answer or event. Raises the SkydraftError of an error in its place, which may come within a stream too."""
+    """Return an answer or event. If it is an error, even within a stream, raise its SkydraftError."""
     if not isinstance(answer, dict):
-        raise CloudFailure("The server sent something else where an answer was due.")
+        raise CloudFailure("The server's answer is not a JSON object.")
     if is_refusal(answer):
         raise refusal(200, {}, as_json(answer))
     return answer
 
 
 def choices(answer: Any) -> list[Any]:
-    """The choices of an answer or event of OpenAI's kind: none if it only counts tokens, or is the server's own."""
+    """Return the choices of an OpenAI answer or event; empty if it has only token counts or the server's own data."""
     return [choice for choice in items(sound(answer).get("choices") or []) if choice is not None]
 
 
 def field(value: Any, name: str) -> Any:
-    """A value inside of JSON. Raises CloudFailure where it is missing."""
+    """Return a value inside JSON. Raises CloudFailure if it is missing."""
     try:
         return value[name]
     except (TypeError, KeyError) as error:
@@ -152,13 +151,13 @@ def field(value: Any, name: str) -> Any:
 
 def number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise CloudFailure("The server sent something else where a number was due.")
+        raise CloudFailure("The server's answer has no valid number where one is needed.")
     return value
 
 
 def items(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CloudFailure("The server sent something else where a list was due.")
+        raise CloudFailure("The server's answer has no list where one is needed.")
     return value
 
 
@@ -171,15 +170,15 @@ def rows_of(token_ids: Any) -> tuple[Row, ...]:
 
 
 def count(value: Any, *names: str) -> int:
-    """A count that may be missing or nonsense: then 0."""
+    """Return a count; 0 if it is missing or invalid."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
 
 
 def openai_usage(answer: Any) -> LinkCost:
-    """The counts of an answer, an event or a choice at an interface of OpenAI's kind. xAI and Gemini count thoughts,
-    which nobody sees and which are paid, in the total alone."""
+    """Return the token counts of an OpenAI answer, event or choice. xAI and Gemini count hidden thoughts, which cost
+    money, only in the total."""
     usage = answer.get("usage")
     num_read, num_written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     num_others = count(usage, "total_tokens") - num_read if num_read else 0
@@ -188,5 +187,5 @@ def openai_usage(answer: Any) -> LinkCost:
 
 
 def name(value: Any) -> str:
-    """A name that may be missing, or has characters that no terminal should get: then ""."""
+    """Return a name; "" if it is missing or has unprintable characters."""
     return value[:1000] if isinstance(value, str) and value.isprintable() else ""

@@ -1,5 +1,5 @@
-"""Drafts for what a vLLM writes. They go to the port of `skydraft-vllm` beside it, which answers nothing about a text:
-the tokens come by the text's own request. What fails here costs speed alone.
+"""Drafts for texts that a vLLM writes. They go to the port of `skydraft-vllm` in the same server. The port replies with
+no tokens: these come with the text's own request. A failure here only costs speed.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from skydraft.types import Draft, LinkCost
 
 NAME = "skydraft"  # of a text, in the field `vllm_xargs` of its request
 _VERSION = 1
-# For an answer; between two tries; a connection that was not used for so long may be closed without a word.
+# Timeout of the greeting; pause between two tries; after an unused time this long, a closed connection is not reported.
 _GREETING_S, _PAUSE_S, _RECENT_S = 5.0, 10.0, 60.0
-_TAIL = 8  # last tokens of a prompt, which the port compares
-_MANY = 64  # tokens
+_TAIL = 8  # last tokens of a prompt, for the port to compare
+_MANY = 64  # tokens until a warning
 _MOST_TOLD = 256  # tokens of a message
-_MOST_HELD = 1 << 16  # bytes that the network has not taken yet; drafts beyond are dropped
+_MOST_HELD = 1 << 16  # unsent bytes; beyond them drafts are dropped
 _HEAD, _TEXT, _DRAFT, _END = struct.Struct("<cI"), struct.Struct("<I16sI"), struct.Struct("<II"), struct.Struct("<I")
 
 
 class DraftPort:
-    """The connection, shared by all texts. It belongs to the event loop. `notify` gets a line when it is first lost;
-    `ledger` has what was sent for no text."""
+    """The connection, shared by all texts, on the event loop. `notify` gets a line when it is first lost. `ledger`
+    counts the bytes that belong to no text."""
 
     def __init__(self, options: ServerOptions, notify: Callable[[str], None], ledger: Ledger) -> None:
         self.numbers = itertools.count(1)
-        self.most = 0  # drafts of a step; none are taken while there is no connection
+        self.most = 0  # drafts that one step takes; 0 without a connection
         self.address, self._options, self._notify, self._ledger = options.target, options, notify, ledger
         self._writer: asyncio.StreamWriter | None = None
         self._work: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class DraftPort:
 
     @property
     def writer(self) -> asyncio.StreamWriter | None:
-        """The open connection. Where there is none, one is made in the background."""
+        """The open connection. Without one, start connecting in the background."""
         self._used_at = now = shared_loop().now()
         if (self._work is None or self._work.done()) and now - self._tried_at > _PAUSE_S:
             self._tried_at, self._work = now, asyncio.ensure_future(self._keep())
@@ -54,13 +54,13 @@ class DraftPort:
         return self._writer
 
     def grouped(self) -> None:
-        """Tokens came together that were no drafts."""
+        """Count a token that came in a group without being a draft; warn once after many."""
         self._num_grouped += 1
         if self._num_grouped == _MANY:
-            self._notify("vLLM sends its tokens in groups (--stream-interval above 1?), so drafts come late.")
+            self._notify("vLLM sends its tokens in groups, so drafts come too late. Is --stream-interval above 1?")
 
     async def meet(self, timeout_s: float) -> None:
-        """Wait until it is known whether drafts are taken."""
+        """Wait until the port has accepted the connection or failed."""
         end = shared_loop().now() + timeout_s
         while self.writer is None and self._work and not self._work.done() and shared_loop().now() < end:
             await asyncio.sleep(0.02)
@@ -88,41 +88,40 @@ class DraftPort:
         finally:
             self._writer, self.most = None, 0
             if writer is not None:
-                writer.transport.abort()  # to close would wait until the port has read all
+                writer.transport.abort()  # `close` would wait until the port has read everything
         if not self._is_told and shared_loop().now() - self._used_at < _RECENT_S:
             self._is_told = True
-            self._notify(f"The port for drafts at {self.address} takes none ({reason}); vLLM writes alone.")
+            self._notify(f"The port for drafts at {self.address} failed ({reason}); vLLM writes alone.")
 
     async def close(self) -> None:
-        self._tried_at = math.inf  # no text that ends later connects again
+        self._tried_at = math.inf  # prevents a new connection by a text that ends later
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait((self._work,))
 
 
 class DraftedText:
-    """One request for a text after `prefix`, which begins with a prompt. The port knows it by a secret name, which is a
-    `field` of the request."""
+    """One request for a text after `prefix`, which begins with a prompt. The request has a secret name in a `field`, by
+    which the port finds it."""
 
     def __init__(self, port: DraftPort, prefix: TokenIds, prompt_len: int, ledger: Ledger) -> None:
         self._name = uuid4()
         self.port, self._prefix, self._prompt_len, self._ledger = port, prefix, prompt_len, ledger
-        self._known: asyncio.StreamWriter | None = None  # the connection that knows the text
+        self._known: asyncio.StreamWriter | None = None  # the connection that announced the text
         self._number = 0
-        self._told = list[int]()  # what the port takes for the tokens after the prefix
+        self._told = list[int]()  # the tokens after the prefix, as the port has them
 
     @property
     def field(self) -> dict[str, dict[str, str]]:
         return {"vllm_xargs": {NAME: self._name.hex}}
 
     def has_sent(self, text: TokenIds) -> bool:
-        """Whether the last token of `text` was sent as a draft."""
+        """Return whether the last token of `text` was sent as a draft."""
         place = len(text) - 1 - len(self._prefix)
         return self._told[place : place + 1] == [text[-1]]
 
     def draft(self, branch: Draft, text: TokenIds) -> None:
-        """Send what is new of a branch, where a connection is open; `text` has the prompt and all tokens that were
-        written."""
+        """Send a branch's new drafts if a connection is open. `text` has the prompt and all written tokens."""
         writer = self.port.writer
         if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > _MOST_HELD:
             return

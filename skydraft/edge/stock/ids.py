@@ -1,5 +1,5 @@
-"""Servers that take and give token ids: vLLM (read in 0.32), SGLang (by its published sources, never run by us), and
-llama-server of llama.cpp.
+"""Servers that take and return token ids: vLLM (as of 0.32), SGLang (from its published sources, never run by us), and
+llama.cpp's llama-server.
 """
 
 import json
@@ -30,7 +30,7 @@ from skydraft.types import LinkCost
 
 
 def _grammar(params: DecodingParams, **names: str) -> dict[str, str]:
-    """The grammar in the field of its kind; `names` are those that are called otherwise than the kind."""
+    """Return the grammar under its kind's field name. `names` has the fields whose name is not the kind's."""
     kind, content = parts(params.grammar) if params.grammar else ("", "")
     return {names.get(kind, kind): content} if kind else {}
 
@@ -48,7 +48,7 @@ class Vllm(IdDialect):
             "model": model, "prompt": list(token_ids), "max_tokens": num_tokens, **self.sampling(params),
             "min_tokens": min(params.min_new_tokens, num_tokens), "return_token_ids": True,
             "stream": True, "stream_options": {"include_usage": True},
-            "ignore_eos": True, "skip_special_tokens": False,  # the edge decides where a text ends
+            "ignore_eos": True, "skip_special_tokens": False,  # the edge ends the text
         }  # fmt: skip
         if grammar := _grammar(params, json_schema="json", lark="grammar"):
             body["structured_outputs"] = grammar
@@ -60,8 +60,8 @@ class Vllm(IdDialect):
 
 
 class Sglang(IdDialect):
-    name = "sglang"  # life: its /health writes a token first
-    salt, separates = "extra_key", False  # it was ignored until April 2026
+    name = "sglang"  # keeps the default `life`: its /health generates a token
+    salt, separates = "extra_key", False  # older versions than April 2026 ignore it
     takes = IdDialect.takes | {"min_new_tokens"}
 
     def writing(self, model: str, token_ids: Seq[int], num_tokens: int, params: DecodingParams) -> tuple[str, Body]:
@@ -76,15 +76,15 @@ class Sglang(IdDialect):
         rows = rows_of(field(event, "output_ids"))
         num_written = number(field(meta, "completion_tokens"))
         if num_written < len(rows):
-            raise CloudFailure(f"The server sent {len(rows)} tokens, and counts {num_written}.")
+            raise CloudFailure(f"The server sent {len(rows)} tokens but counts {num_written}.")
         num_read, cached = count(meta, "prompt_tokens"), count(meta, "cached_tokens")
         usage = LinkCost(tokens_in=num_read, tokens_hit=cached, tokens_out=num_written)
         return Read(rows, usage, num_written=num_written)
 
 
 class LlamaServer(IdDialect):
-    """A stream tells a token whose text ends within a character only when the character is whole, and then the last
-    token alone. So the tokens before it are asked for one by one, not as a stream."""
+    """llama-server of llama.cpp. If a character has several tokens, its streams send only the last. So `one` requests
+    the earlier tokens singly, without a stream."""
 
     name = "llama-server"
     life = "/health"
@@ -97,7 +97,7 @@ class LlamaServer(IdDialect):
         file = path.rpartition("/")[2]
         if model is not None and model not in {each for each in (alias, path, file) if each}:
             return {}
-        # Without --alias it is the file's name, or "unknown" in older versions: other files have those too.
+        # Without --alias it is the file's name, or "unknown" in older versions: neither identifies the file.
         model = path if alias in ("", "unknown", file) else alias
         return {model: About(count(props, "default_generation_settings", "n_ctx"), path)}
 
@@ -112,12 +112,12 @@ class LlamaServer(IdDialect):
             "repeat_penalty": params.repetition_penalty, "repeat_last_n": len(token_ids) + num_tokens,
             "cache_prompt": True, "return_tokens": True,
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
-            "stream": True, "return_progress": True,  # tells what was in the cache before the text ends
-            "response_fields": ["stop", "tokens", "prompt_progress", "timings"],  # 2 kB less at the end
+            "stream": True, "return_progress": True,  # reports cached tokens before the text ends
+            "response_fields": ["stop", "tokens", "prompt_progress", "timings"],  # saves 2 kB in the last event
         }  # fmt: skip
 
     def written(self, event: Any) -> Read:
-        if "prompt_progress" in sound(event):  # with a token that is none
+        if "prompt_progress" in sound(event):  # its token is a dummy
             progress = event["prompt_progress"]
             return Read(usage=LinkCost(tokens_in=count(progress, "total"), tokens_hit=count(progress, "cache")))
         if event.get("stop"):  # the last event repeats no token
@@ -126,7 +126,7 @@ class LlamaServer(IdDialect):
         return Read(rows_of(field(event, "tokens")), num_written=count(event, "tokens_predicted"))
 
     def one(self, model: str, token_ids: Seq[int], params: DecodingParams) -> tuple[str, Body]:
-        """A request for the next token in an answer of one piece."""
+        """Return path and body of a request for the next token, without a stream."""
         path, body = self.writing(model, token_ids, 1, params)
         return path, {**body, "stream": False, "return_progress": False, "response_fields": ["tokens", "timings"]}
 

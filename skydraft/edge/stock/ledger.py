@@ -1,4 +1,4 @@
-"""What was sent to a server without skydraft, and what it cost: each request, answered or not, first and again."""
+"""Count each request to a server without skydraft, and its cost: answered or not, first try or retry."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ UNTOLD = LinkCost()
 
 
 class Ledger:
-    """All requests of one text, or of none. Only the event loop changes it; other threads may read it. Unless it
-    `tells_cached`, all tokens count as read anew in `spent`; the budget knows better."""
+    """All requests of one text, or those outside any text. Only the event loop changes it; any thread may read it.
+    Unless it `tells_cached`, `spent` hides cache hits; the budget counts them."""
 
     def __init__(self, budget: Budget, server: str = "", num_prompt_tokens: int = 0) -> None:
         self.spent = LinkCost()
@@ -25,17 +25,17 @@ class Ledger:
         self.budget = budget
         self._server, self._num_prompt_tokens = server, num_prompt_tokens
         self._num_cached = 0  # what `take_cached` has returned in all
-        self._num_told = 0  # committed tokens of the last call: each call tells them again
-        self._first: Request | None = None  # the first call that was answered, or the last one so far
+        self._num_told = 0  # committed tokens in the last call; each call sends them again
+        self._first: Request | None = None  # the first answered call, or the last call if none was answered
 
     def take_cached(self) -> int:
-        """Tokens of the prompt that were in the server's cache, as its first answer says, and not at the last call."""
+        """Return the cached prompt tokens that the first answer reports, less those returned before."""
         known = self._first.usage.tokens_hit if self._first and self.tells_cached else 0
         before, self._num_cached = self._num_cached, max(self._num_cached, min(known, self._num_prompt_tokens))
         return self._num_cached - before
 
     def call(self, request: Request) -> None:
-        """Count a call that goes out now. Raises BudgetSpent instead."""
+        """Count a call that is sent now. Raises BudgetSpent instead."""
         self.budget.take()
         sent, generated = self.sent, request.text[self._num_prompt_tokens :]
         sent.num_calls += 1
@@ -53,11 +53,11 @@ class Ledger:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and its answer, over a connection that `is_new` if it carried none before.
+    """One request and its answer. `is_new`: its connection was made after the server last described itself.
 
-    One that carries a `text`, prompt included, is a call: the server reads these tokens, of which the first
-    `num_committed` after the prompt stay. Any other costs nothing. An answer in one piece has `num_written` tokens.
-    `usage` are the counts so far, by the server or by us.
+    A request with a `text` (prompt included) is a call: the server reads these tokens. The first `num_committed` after
+    the prompt are final. Other requests cost nothing. An answer without a stream has `num_written` tokens. `usage` has
+    the counts so far, the server's or ours.
     """
 
     ledger: Ledger
@@ -71,7 +71,7 @@ class Request:
     is_new: bool = False
 
     async def going_out(self) -> AsyncIterator[bytes]:
-        """Its body. It is noted before the first byte leaves. Raises BudgetSpent."""
+        """Yield the body, after noting its cost. Raises BudgetSpent."""
         body, num_tokens = self.content or b"", len(self.text)
         if num_tokens:
             self.ledger.call(self)
@@ -83,12 +83,12 @@ class Request:
         self.ledger.note(LinkCost(bytes_down=num_bytes))
 
     def is_lost(self) -> None:
-        """Note what was written, perhaps, for an answer that did not come. It costs nothing if it did not go out."""
+        """Note the tokens perhaps written for a lost answer. A request that was not sent costs nothing."""
         if self.usage.tokens_in:
             self.ledger.note(LinkCost(tokens_out=self.num_written))
 
     def says(self, told: LinkCost) -> None:
-        """Note what the answer says of its tokens so far: of each count the larger one, by the server or by us."""
+        """Note the answer's token counts so far, the larger of the server's count and ours."""
         before, self.is_answered = self.usage, True
         num_read = max(told.tokens_in, before.tokens_in)
         num_cached = min(max(told.tokens_hit, before.tokens_hit), num_read)

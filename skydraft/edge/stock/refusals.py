@@ -1,4 +1,4 @@
-"""What the errors of a server without skydraft mean: by its status, its words, and those of the connection."""
+"""Turn errors of servers without skydraft, and of connections to them, into SkydraftErrors."""
 
 import json
 import re
@@ -10,15 +10,15 @@ from skydraft import errors
 from skydraft.characters import one_line
 from skydraft.errors import SkydraftError
 
-# Words of hosts that refuse a text for what it says.
+# Words in the errors of hosts that refuse a text for its content.
 _FILTERED = ("content_filter", "content_policy", "contentpolicy", "data_inspection", "datainspection", "content exists")
-NOT_READY = 503  # it loads its model, or a router has no server: for a text under way as good as gone
+NOT_READY = 503  # the model is loading, or a router has no server; a text under way treats it as lost
 _BY_STATUS = {408: errors.CloudTimeout, 504: errors.CloudTimeout, NOT_READY: errors.CloudLoading}
 _TOO_LONG = ("cannot be greater than", "context length", "context size", "maximum context", "too long", "exceed")
 
 
 def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftError:
-    """The error for a status that is not 200, or 200 for an error within an answer; `start` begins its body."""
+    """Return the error for an HTTP status; 200 stands for an error inside an answer. `start` begins the body."""
     error, says = _error(start)
     code = str(error.get("code"))
     if status == 200 and code.isdecimal() and len(code) == 3:
@@ -38,13 +38,13 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
 
 
 def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
-    """The error in a body that begins so, and the server's own sentence as one short line; both may be empty."""
+    """Return the error object in a body, and the server's message as one short line; both may be empty."""
     try:
         body = json.loads(start)
     except (ValueError, RecursionError):
         body = start.decode("utf-8-sig", errors="replace")
         if body.lstrip().startswith("<"):
-            return {}, "a web page, not the answer of a model server."
+            return {}, "a web page, not a model server's answer."
     error = (body.get("error") or body) if isinstance(body, dict) else body
     if not isinstance(error, dict):
         return {}, one_line(str(error))[:300]
@@ -58,6 +58,6 @@ def _seconds(text: str) -> float:
 def no_connection(error: Exception) -> SkydraftError:
     text = str(error)
     if "CERTIFICATE" in text or "SSL" in text or isinstance(error, ssl.SSLError):
-        hint = "Give the certificate that signs its own with --tls-ca, or http:// where it does not encrypt."
-        return errors.TlsFailure(f"There is no encrypted connection to the server ({one_line(text)[:200]}).", hint=hint)
+        hint = "Give its CA certificate with --tls-ca, or use http:// if the server does not encrypt."
+        return errors.TlsFailure(f"The encrypted connection to the server failed ({one_line(text)[:200]}).", hint=hint)
     return errors.CloudLost(f"no connection ({one_line(text)[:200]}).")

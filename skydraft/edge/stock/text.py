@@ -1,7 +1,7 @@
-"""One text at a server without skydraft. The server keeps nothing: each request carries all tokens.
+"""One text at a server without skydraft. The server keeps no state: each request carries all tokens.
 
-A draft is checked by writing: the target writes from the base, and what comes is compared with the draft; the same
-request then writes on. Who chooses each token is in `choices`. A chat gets messages, so it writes all in one request.
+To check a draft, the target writes from the base, and its tokens are compared with the draft. The same request then
+continues. `choices` turns the server's tokens into the text's. A chat writes the whole answer in one request.
 """
 
 import codecs
@@ -29,18 +29,18 @@ from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError,
 from skydraft.protocol.values import TargetId
 from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
 
-_MAX_DRAWS, _MAX_CHAR = 16, 4  # for a token that a stream did not tell; tokens that a character may have
-_LOOK_S = 3.0  # for a sign of life of a host far away
+_MAX_DRAWS, _MAX_CHAR = 16, 4  # tries for a token that a stream withheld; the most tokens of a character
+_LOOK_S = 3.0  # ping timeout for a chat host far away
 
 
 class StockText:
-    target: TargetId | None = None  # such a server does not say what it runs
+    target: TargetId | None = None  # such a server does not identify its weights
 
     def __init__(
         self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
     ) -> None:
         if request.num_best is not None or prompt.media:
-            what = "takes no recordings" if prompt.media else "tells no log-probabilities of what it judges"
+            what = "takes no audio" if prompt.media else "tells no log-probabilities of the tokens that it checks"
             raise OptionError(f"A server without skydraft {what}.", hint="Use skydraft serve, or --mode edge.")
         self._server, self._context, self._vocab = server, context, vocab
         self._prompt = np.array(prompt.token_ids, np.int32)
@@ -55,21 +55,21 @@ class StockText:
         self._kind: type[Dialect] | None = None
         if kind := DIALECTS.get(server.kind):
             self._choose_at(kind)
-        self._info = server.known  # what the text began with, or what it was planned for
+        self._info = server.known  # the server's description when the text began
         self._writing: Writing | None = None
-        self._drafted: DraftedText | None = None  # the same request, where it takes drafts
+        self._drafted: DraftedText | None = None  # the same request, if it takes drafts
         self._branch: Draft | None = None  # all drafts of the newest branch
-        self._carries_grammar = False  # the request of `_writing`
-        self._text = self._prompt  # what was judged or written so far, while the target writes on
-        self._limit: int | None = None  # the target may write until the text has so many tokens
+        self._carries_grammar = False  # whether the request of `_writing` has the grammar
+        self._text = self._prompt  # all judged and written tokens while the target writes
+        self._limit: int | None = None  # the text's length in tokens at which the target stops
         self._is_stopped = False
-        self._broken_by: SkydraftError | None = None  # what ended the last stream
+        self._broken_by: SkydraftError | None = None  # the error that ended the last stream
         self._ledger = Ledger(server.budget, server.address, len(self._prompt))
         self._wire = replace(server.wire, ledger=self._ledger)
         self.sent = self._ledger.sent
 
     def _choose_at(self, kind: type[Dialect]) -> None:
-        """Make the rules of the text for this kind of server. Raises OptionError for what it cannot follow."""
+        """Set the text's rules for this kind of server. Raises OptionError for options that it cannot follow."""
         if kind is Chat:
             _check_chat(self._given)
         check(self._params, self._given.plan, kind)
@@ -105,7 +105,7 @@ class StockText:
         await self._ask_who(self._prompt, waiting)  # a request for the prompt alone would cost a token
 
     async def verify(self, block: DraftBlock, catch_up: tuple[int, ...], write: int, waiting: Waiting) -> Verdict:
-        """The verdict. Tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
+        """Return the verdict. The tokens of `catch_up` are not audited: the server reads them as part of the prompt."""
         began, self._limit = time.perf_counter(), None
         seen = np.concatenate((self._prompt, self._context.generated))
         with or_else(self.break_off):
@@ -123,7 +123,7 @@ class StockText:
 
     async def _judge(self, seen: TokenIds, block: DraftBlock, write: int, waiting: Waiting) -> tuple[Verdict, Row]:
         info = await self._ask_who(seen, waiting)
-        if (room := self._room(seen)) < 1:  # skipped tokens went beyond it
+        if (room := self._room(seen)) < 1:  # through tokens that were committed without a check
             raise LimitExceeded(f"The text has outgrown the server's context of {info.card.context_len} tokens.")
         draft = np.array(block.token_ids[:room], np.int32)
         text, work, num_rows = np.concatenate((seen, draft)), Verification(self._rules, seen, block), 0
@@ -149,7 +149,7 @@ class StockText:
                 if row.goes_on and self._drafted and not is_draft:
                     self._drafted.port.grouped()
                 if is_over or not (row.goes_on and is_draft):
-                    break  # else it was a draft that vLLM has checked: it came with its next one
+                    break  # else this was a draft that vLLM accepted: report it with the next token
         await self._read_rest(verdict)
         if is_over or verdict is None:
             self.break_off()
@@ -182,8 +182,8 @@ class StockText:
         self.break_off()
 
     async def _ask_who(self, text: TokenIds, waiting: Waiting) -> StockInfo:
-        """The server's kind and model, asked for unless it is writing after `text`. Raises TargetChanged if they are
-        not those of the beginning, BrokenOff where the server cannot go on from `text`."""
+        """Return the server's kind and model; ask unless it is already writing after `text`. Raises TargetChanged if
+        they have changed, BrokenOff if the server cannot continue from `text`."""
         if self._info is not None and self._writing is not None and self._writing.continues(text):
             return self._info
         self._check_resumes(text)
@@ -207,12 +207,12 @@ class StockText:
     def _check_resumes(self, text: TokenIds) -> None:
         if not self.resumes and len(text) > len(self._prompt):
             why = f": {self._broken_by.line}" if self._broken_by else "."
-            raise BrokenOff(f"The chat ended within its answer, from which it cannot go on{why}")
+            raise BrokenOff(f"The chat ended within its answer, and a chat cannot go on{why}")
 
     def _bound(self, context_len: int) -> None:
         room = context_len - len(self._prompt)
         if context_len and room < 1:
-            raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, the server takes {context_len}.")
+            raise LimitExceeded(f"The prompt has {len(self._prompt)} tokens, but the server takes {context_len}.")
         if context_len and room < self._rules.stopping.max_new_tokens:
             self._rules = replace(self._rules, stopping=Stopping(self._params, self._vocab, room))
 
@@ -220,7 +220,7 @@ class StockText:
         return self._rules.stopping.max_new_tokens - (len(text) - len(self._prompt))
 
     async def _row_after(self, text: TokenIds, num_tokens: int, waiting: Waiting) -> tuple[int, Row]:
-        """The token that the text takes, and what the server said of it: nothing where one token is forced."""
+        """Return the text's next token, and the server's row for it; a forced token needs no row."""
         info = await self._ask_who(text, waiting)
         choices = self._choices
         if (forced := choices.forced(text)) is not None:
@@ -229,9 +229,9 @@ class StockText:
         return choices.taken(row, text, self._end_id), row
 
     async def _next_row(self, info: StockInfo, text: TokenIds, num_tokens: int, waiting: Waiting) -> Row:
-        """The choice after a text: the next one of the current stream, or the first one of a new stream."""
+        """Return the row after a text: the next of the current stream, or the first of a new one."""
         with_grammar = self._choices.begins(text)
-        for _ in range(3):  # a stream may have ended early, or begun an answer without its grammar
+        for _ in range(3):  # a stream may end early, or start an answer without its grammar
             writing = self._writing
             if writing is None or not writing.continues(text) or (with_grammar and not self._carries_grammar):
                 self._drop()
@@ -258,8 +258,8 @@ class StockText:
         raise CloudFailure("The server ended the text without a token.")
 
     async def _untold_row(self, dialect: LlamaServer, info: StockInfo, text: TokenIds, waiting: Waiting) -> Row:
-        """The choice that a stream did not tell, since it ends within a character. If the server draws, it draws until
-        that is so: taking any other token would make such characters rarer."""
+        """Fetch a token that the stream withheld because it ends inside a UTF-8 character. If the server samples, retry
+        until the token does: any other token would make such characters rarer."""
         params = self._choices.asked(text, with_grammar=False)
         for _ in range(_MAX_DRAWS):
             path, body = dialect.one(info.model, text.tolist(), params)
@@ -297,15 +297,15 @@ class StockText:
         assert isinstance(dialect, Chat)
         params = self._params
         path, body = dialect.asking(info.model, self._messages, params, self._server.refused)
-        wire = replace(self._wire, look_s=_LOOK_S)  # a host far away takes longer to show that it is there
+        wire = replace(self._wire, look_s=_LOOK_S)  # a host far away takes longer to answer a ping
         events = Events(wire, self._request(info, path, body, text), dialect.life)
-        opened = params.think_end if not params.think_start else ""  # by our template; its own thoughts do not come
+        opened = params.think_end if not params.think_start else ""  # our template opened the thoughts: close them
         before = self._vocab.encode(f"{opened}\n\n") if opened else ()
         return ChatWriting(events, dialect, text, num_tokens, self._vocab, self._end_id, before)
 
     async def _check_model(self, request: Request, waiting: Waiting) -> None:
-        """Raise TargetChanged if an answer is that of another model. A server that was started again has closed its old
-        connections, so one that has a new one is asked."""
+        """Raise TargetChanged if another model answered. A new connection may mean that the server was restarted, so
+        ask again what it runs."""
         if request.is_new and self.resumes:  # a chat's text is one answer
             request.is_new = False
             self._server.forget()
@@ -321,11 +321,11 @@ class StockText:
 
 
 def _check_chat(request: GenerateRequest) -> None:
-    """Raise OptionError, before anything is written, for what has no place in the messages of a chat."""
+    """Raise OptionError for requests that a chat's messages cannot express."""
     calls = {"tool_calls", "tool_call_id"} & {name for each in request.messages for name, _ in each.more}
     is_begun = request.begun or any(message.is_open for message in request.messages)
     if request.raw or not request.messages or request.tools or calls or is_begun:
-        says = "A chat server takes messages alone, without tools, raw prompts or begun answers. Mode edge takes all."
+        says = "A chat server takes only messages: no tools, no raw prompts, no partial answers. Mode edge takes all."
         raise OptionError(says, hint="Use skydraft serve, vLLM, SGLang or llama-server.")
 
 

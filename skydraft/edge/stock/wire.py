@@ -1,4 +1,4 @@
-"""HTTP to a server without skydraft: JSON goes out, JSON or a stream of events comes in. All runs on the event loop."""
+"""HTTP to a server without skydraft: send JSON, receive JSON or a stream of events. All runs on the event loop."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CONNECT_S = 10.0
-_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # an unused connection is kept for this long; llama-server keeps it for 5 s
+_IDLE_S, _IDLE_TLS_S = 4.0, 60.0  # keep an unused connection this long; llama-server closes it after 5 s
 _MAX_ANSWER, _MAX_LINE, _MAX_REFUSAL = 8 << 20, 1 << 20, 1 << 16  # bytes
-_NO_HTTP = "illegal request line", "what came is not HTTP; the address of skydraft serve has no http://"  # h11's words
-_STALE_S = 1.0  # a connection that was closed before shows it by then
-_REST_S = 1.0  # for the end of an answer after its last event
-_MAX_EVENTS = 64  # that wait to be read; the server waits then
+_NO_HTTP = "illegal request line", "the answer is not HTTP; the address of skydraft serve has no http://"  # h11's words
+_STALE_S = 1.0  # a connection that the server closed earlier fails within this time
+_REST_S = 1.0  # timeout for the rest of an answer after its last event
+_MAX_EVENTS = 64  # unread events; beyond them the server has to wait
 
 
 class Pool:
-    """The connections, shared by all generations. `heard_at`: the time of the server's last answer, by the loop's
-    clock."""
+    """The connections, shared by all generations. `heard_at` is the loop's time of the server's last answer."""
 
     def __init__(self, url: str, key: str | None, tls_ca: bytes | None, *, is_here: bool) -> None:
         self.heard_at = 0.0
@@ -48,36 +47,36 @@ class Pool:
         self._client: httpx2.AsyncClient | None = None
         self._lent: Counter[httpx2.AsyncClient] = Counter()  # requests under way
         self._known: WeakSet[Any] = WeakSet()  # connections that have carried an answer
-        self._asked: WeakSet[Any] = WeakSet()  # those of them that were there when the server said who it is
+        self._asked: WeakSet[Any] = WeakSet()  # the known connections when the server last described itself
 
     @property
     def client(self) -> httpx2.AsyncClient:
         if self._client is None:
             import httpx2
 
-            trusted: ssl.SSLContext | bool = not self._is_plain  # roots take 35 ms to read
+            trusted: ssl.SSLContext | bool = not self._is_plain  # loading the roots takes 35 ms
             if self._tls_ca:
                 trusted = trusting(self._tls_ca)
             limits = httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S if self._is_plain else _IDLE_TLS_S)
-            # With a transport of its own a client uses no proxy: none leads back to this machine.
+            # A client with its own transport ignores proxies: none leads back to this machine.
             direct = httpx2.AsyncHTTPTransport(verify=trusted, limits=limits) if self._is_here else None
             try:
                 self._client = httpx2.AsyncClient(
                     verify=trusted, headers=self._headers, follow_redirects=False, transport=direct, limits=limits,
-                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` watches the rest
+                    timeout=httpx2.Timeout(None, connect=_CONNECT_S),  # `patiently` limits the rest
                 )  # fmt: skip
             except (ImportError, ValueError, httpx2.InvalidURL) as error:
                 hint = "Check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY. For socks5://HOST:PORT run: pip install socksio"
-                raise OptionError("A proxy that the environment names cannot be used.", hint=hint) from error
+                raise OptionError("The environment names a proxy that cannot be used.", hint=hint) from error
         return self._client
 
     def asked(self) -> None:
-        """The server has said who it is, over connections that are there now."""
+        """Note that the server has described itself over the connections known now."""
         self._asked |= self._known
 
     @asynccontextmanager
     async def sending(self, request: Request, url: str) -> AsyncIterator[httpx2.Response]:
-        """The response to a request, once its headers are there. A client is closed when it carries none any more."""
+        """Yield the response once its headers are there. Close a replaced client after its last response."""
         client = self.client
         self._lent[client] += 1
         try:
@@ -94,8 +93,9 @@ class Pool:
                     await _closed(client)
 
     async def _responding(self, client: httpx2.AsyncClient, request: Request, url: str) -> httpx2.Response:
-        """The response. The request counts as its body goes out. One that fails at once is sent again if it may have
-        met an old connection: llama-server closes one in about ten after a stream, as the next request comes."""
+        """Return the response. A request counts when its body is sent. If one fails at once on a reused connection,
+        send it again: llama-server closes about one in ten connections after a stream, just as the next request comes.
+        """
         import httpx2
 
         may_be_old = bool(self._known)
@@ -127,8 +127,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Requests to one server, which `ledger` notes. Paths below `/v1/` are below `base`, others below `root`. A sign of
-    life may take `look_s`, where that is more than what a text would wait for it."""
+    """Requests to one server, counted in `ledger`. Paths with `/v1/` are below `base`, others below `root`. A ping may
+    take at least `look_s`."""
 
     root: str
     base: str
@@ -140,7 +140,7 @@ class Wire:
         return self.base + path.removeprefix("/v1") if path.startswith("/v1/") else self.root + path
 
     async def ask(self, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer to what costs nothing. Raises a SkydraftError."""
+        """Return the JSON answer to a request that costs nothing. Raises a SkydraftError."""
         async with within(timeout_s, CloudTimeout(f"no answer in {timeout_s:g} s.")):
             return await self.whole(Request(self.ledger, path, None if body is None else as_json(body)))
 
@@ -156,19 +156,19 @@ class Wire:
         return parsed(data)
 
     async def look(self, path: str, timeout_s: float) -> float:
-        """Milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
+        """Return the milliseconds until any answer at a path. Raises CloudLost or TlsFailure."""
 
         async def ask(timeout_s: float) -> None:
             try:
                 await self.ask(path, timeout_s)
             except SkydraftError as error:
-                if isinstance(error, CloudLost | TlsFailure):  # else it answers, if only with an error
+                if isinstance(error, CloudLost | TlsFailure):  # any other error is an answer
                     raise
 
         return await sign_of_life(ask, timeout_s)
 
     async def patiently(self, work: Awaitable[T], life: str, waiting: Waiting, began: float | None = None) -> T:
-        """The result of `work` within the times of `waiting`, from `began` or from now on. Raises CloudTimeout, or
+        """Return the result of `work` within the times of `waiting`, from `began` or from now. Raises CloudTimeout, or
         CloudLost for a dead server."""
         now, task = shared_loop().now(), asyncio.ensure_future(work)
         began = now if began is None else began
@@ -189,8 +189,8 @@ class Wire:
 
     @asynccontextmanager
     async def answering(self, request: Request) -> AsyncIterator[httpx2.Response]:
-        """The response to a request, once its status says yes. Raises a SkydraftError, also for what the block raises
-        about the connection."""
+        """Yield the response to a request if its status is 200. Raises a SkydraftError, also for connection errors
+        inside the block."""
         import httpx2
 
         try:
@@ -212,7 +212,7 @@ class Wire:
 
 
 class Events:
-    """The events of one streamed answer. They are read as they come, so that none waits for the edge."""
+    """The events of one streamed answer. A task reads them as they come, so that the server need not wait."""
 
     def __init__(self, wire: Wire, request: Request, life: str) -> None:
         self.request, self._wire, self._life = request, wire, life
@@ -229,11 +229,11 @@ class Events:
                     if data == b"[DONE]":
                         break
                     if data not in (b"", b"null"):
-                        await self._queue.put(data)  # parsed when it is read: it may become much more
+                        await self._queue.put(data)  # parsed later: parsed JSON can be much larger
                 await self._queue.put(None)
                 self._has_ended = True
                 with suppress(TimeoutError, SkydraftError):
-                    async with asyncio.timeout(_REST_S):  # a whole answer leaves its connection usable
+                    async with asyncio.timeout(_REST_S):  # reading to the end keeps the connection usable
                         async for _ in lines:
                             pass
         except SkydraftError as error:
@@ -254,8 +254,8 @@ class Events:
         yield bytes(held.strip())
 
     async def next(self, waiting: Waiting, began: float | None = None) -> bytes | SkydraftError | None:
-        """The next event; None for the end, or the error that ended the answer. Raises a SkydraftError if nothing comes
-        within the times of `waiting`, as `Wire.patiently`."""
+        """Return the next event, None for the end, or the error that ended the answer. Raises a SkydraftError if
+        nothing comes within the times of `waiting`, like `Wire.patiently`."""
         if self.has_more:
             return self._queue.get_nowait()
         return await self._wire.patiently(self._queue.get(), self._life, waiting, began)
@@ -265,20 +265,20 @@ class Events:
         return not self._queue.empty()
 
     def unread(self) -> bytes | None:
-        """An event that has come, if there is one."""
+        """Return an event that has arrived, or None."""
         event = self._queue.get_nowait() if self.has_more else None
         return event if isinstance(event, bytes) else None
 
     def close(self) -> None:
-        """Break the answer off, unless it is whole: the server stops writing."""
+        """Close the stream unless it is complete, so that the server stops writing."""
         if not self._has_ended:
             self._task.cancel()
         self._task.add_done_callback(seen)
 
 
 def _data(line: bytes) -> bytes:
-    """The event in a line, if it holds one. Some servers send an error as the field "error" or bare, and a whole answer
-    though they were asked for events."""
+    """Return the event in a line, b"" without one. Some servers send an error as the field "error" or as bare JSON, or
+    a whole answer instead of events."""
     line = line.removeprefix(codecs.BOM_UTF8)
     if line.startswith(b"{"):
         return line
@@ -299,14 +299,14 @@ def parsed(data: bytes) -> Any:
 
 
 async def _chunks(response: httpx2.Response, request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes, and is counted."""
+    """Yield the body's chunks, and count their bytes."""
     async for chunk in response.aiter_raw():
         request.came(len(chunk))
         yield chunk
 
 
 async def _start(response: httpx2.Response, request: Request, most: int) -> bytes:
-    """The first bytes of the body, `most` of them at most."""
+    """Return at most the first `most` bytes of the body."""
     data = bytearray()
     async for chunk in _chunks(response, request):
         data += chunk

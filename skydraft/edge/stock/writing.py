@@ -1,4 +1,4 @@
-"""The tokens that a server writes after a prefix, as they come: as ids, or as text that is cut into tokens here."""
+"""Read the tokens that a server writes after a prefix: as ids, or as text that is cut into tokens here."""
 
 import codecs
 from collections import deque
@@ -14,10 +14,10 @@ from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import CloudError, CloudFailure, ContentFiltered, SkydraftError
 from skydraft.types import LinkCost
 
-_MAX_TEXT = 1024  # characters that are cut into tokens at a time: a server may send a megabyte at once
-_MAX_IDLE = 1000  # events; llama-server tells how far it has read a prompt
+_MAX_TEXT = 1024  # characters to cut into tokens at a time: a server may send a megabyte at once
+_MAX_IDLE = 1000  # events; some are normal: llama-server reports its progress in reading a prompt
 _SOON = Waiting(0.5, 0.5, 0.5)
-# Why a text ended, in small letters: it was cut, the server failed, or its filter cut in. All others are ends.
+# Finish reasons in lower case: the text was cut, the server failed, or its filter ended the text. Others are normal.
 _CUT = ("length", "max_tokens", "model_length", "model_context_window_exceeded")
 _FAILED = ("error", "abort", "insufficient_system_resource", "network_error")
 _FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
@@ -25,17 +25,17 @@ FILTERED = Row(-1, finish="content_filter")
 
 
 class Writing:
-    """One request for at most `limit` tokens after `prefix`. One that breaks ends there: `error` says how."""
+    """One request for at most `limit` tokens after `prefix`. If it breaks, `error` has the reason."""
 
     def __init__(self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int) -> None:
         self.num_written = 0
-        self.has_gap = False  # whether the server has written tokens without telling them
+        self.has_gap = False  # whether the server has counted tokens that it did not send
         self.error: SkydraftError | None = None
         self.request = events.request
         self._events, self._dialect = events, dialect
         self._prefix, self._limit = prefix, limit
         self._rows: deque[Row] = deque()
-        self._own: list[int] = []  # tokens of the rows that were read
+        self._own: list[int] = []  # tokens returned by `next_row`
         self._is_over = False
         self._num_idle = 0  # events in a row without a token
 
@@ -49,7 +49,7 @@ class Writing:
         return bool(self._rows)
 
     async def rest(self) -> None:
-        """Read the end of an answer, if it is whole: it tells what was in the cache."""
+        """Read the last events of a complete answer: they have the token counts."""
         began = shared_loop().now()
         with suppress(SkydraftError):
             while self.is_whole and not self._is_over:
@@ -60,8 +60,8 @@ class Writing:
         return self.num_written >= self._limit
 
     async def _next(self, waiting: Waiting, began: float | None = None) -> None:
-        """Take the next event, or the end of the answer. Raises a SkydraftError if neither comes in time, which counts
-        from when the wait `began`."""
+        """Take the next event or the end of the answer. Raises a SkydraftError if neither comes in time. The time
+        counts from `began`, by default from now."""
         came, num_before = await self._events.next(waiting, began), self.num_written
         try:
             if isinstance(came, SkydraftError):
@@ -76,8 +76,8 @@ class Writing:
             self.error, self._is_over = error, True
 
     async def next_row(self, waiting: Waiting) -> Row | None:
-        """The next row; None if no more comes. Raises a SkydraftError if no token comes in time, not even a thought, or
-        for an answer that failed before its first token."""
+        """Return the next row; None after the last. Raises a SkydraftError if no token comes in time, not even a
+        thought, or if the answer failed before its first token."""
         began, num_before = shared_loop().now(), self.num_written
         while not self._rows and not self._is_over:
             await self._next(waiting, began)
@@ -99,18 +99,17 @@ class Writing:
         self.request.says(replace(usage, tokens_out=max(usage.tokens_out, num_written)))
         if read.num_written:
             num_new = read.num_written - self.num_written
-            if num_new > len(rows):  # some were not told, so what follows is of no use
+            if num_new > len(rows):  # some tokens are missing, so later ones are useless
                 self.has_gap = self._is_over = True
                 return
             rows = rows[max(len(rows) - num_new, 0) :]
         self.num_written += len(rows)
         if self.num_written > self._limit:
-            raise CloudFailure(f"The server wrote more than the {self._limit} tokens that it was asked for.")
+            raise CloudFailure(f"The server wrote more than the {self._limit} tokens requested.")
         self._rows += [replace(row, goes_on=row is not rows[-1]) for row in rows]
 
     def _said(self, data: bytes) -> Read:
-        """What an event says. One that cannot be read may be of any number of tokens, and so may those after it: all
-        that the server was asked for count."""
+        """Read an event. If it is malformed, count all requested tokens: the real number is unknown."""
         event = None
         try:
             return read_safely(self._dialect.written, event := parsed(data))
@@ -120,7 +119,7 @@ class Writing:
             raise
 
     def close(self) -> None:
-        """Break it off: the server stops. What it had sent until now is counted, and the token that it writes now."""
+        """Close the request, so that the server stops. Count the tokens sent so far, and one that is being written."""
         with suppress(SkydraftError):
             while (data := self._events.unread()) is not None:
                 self._take(data)
@@ -130,7 +129,7 @@ class Writing:
 
 
 class ChatWriting(Writing):
-    """The same of a chat: its text is cut into tokens of ours, with the tokens `before` it, and `end_id` ends it."""
+    """A chat's answer, cut into tokens of the draft model. The tokens `before` come first, and `end_id` ends it."""
 
     def __init__(
         self, events: Events, dialect: Dialect, prefix: TokenIds, limit: int, vocab: Vocab, end_id: int,
@@ -138,24 +137,24 @@ class ChatWriting(Writing):
     ) -> None:  # fmt: skip
         super().__init__(events, dialect, prefix, limit)
         self._vocab, self._end_id, self._before = vocab, end_id, before
-        self._half = ""  # the first half of a character of UTF-16
-        self._held = ""  # the last characters, which may be of one token with what follows
+        self._half = ""  # a high surrogate of UTF-16 without its second half
+        self._held = ""  # the last characters, which may share a token with the next ones
         self._num_cut = self._num_events = 0  # tokens; events with text or thoughts
-        self._finish = ""  # why the text ended; some servers say so before its last events
-        self._ended_at = 0.0  # when they did, or the time of the text after that
+        self._finish = ""  # why the text ended; some servers send text after it
+        self._ended_at = 0.0  # time of the finish, or of the last text after it
 
     @property
     def is_whole(self) -> bool:
         return bool(self._finish)
 
     async def _next(self, waiting: Waiting, began: float | None = None) -> None:
-        """Take the next event. Whatever ends the answer ends the text; after its end little is waited for."""
+        """Take the next event. Any end or error ends the text. After a finish reason the wait is short."""
         try:
             await (super()._next(_SOON, self._ended_at) if self._finish else super()._next(waiting, began))
         except CloudError as error:
             self.error, self._is_over = error, True
         if self._is_over:
-            self.error = None if self._finish else self.error  # what comes after its end is no part of the text
+            self.error = None if self._finish else self.error  # an error after the finish does not matter
             self._cut(is_last=True)
             if self._finish:
                 self._rows.append(Row(-1, finish="length") if self._finish in _CUT else Row(self._end_id))
@@ -165,7 +164,7 @@ class ChatWriting(Writing):
         self._num_events += bool(said.text or said.thinks)
         self._held += self._joined(said.text)
         self._cut(is_last=False)
-        # A server sends an event for each token, or for a few; at the end it may count them itself.
+        # A server sends an event for each token, or for a few. At the end it may send its own count.
         self.num_written = max(said.usage.tokens_out, self._num_cut, self._num_events)
         self.request.says(replace(said.usage, tokens_out=self.num_written))
         finish = said.finish.lower()
@@ -178,14 +177,14 @@ class ChatWriting(Writing):
         self._finish = finish or ("" if said.text else self._finish)
 
     def _joined(self, text: str) -> str:
-        """Text in whole characters: a server may cut one between two events. A half that stays alone becomes U+FFFD."""
+        """Join surrogate halves that a server split between two events. A lone half becomes U+FFFD."""
         text = self._half + text
         self._half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
         return text.removesuffix(self._half).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
     def _cut(self, *, is_last: bool) -> None:
-        """Make tokens of the text that came. Its end stays, unless it is the last, where more text may make another
-        token of it."""
+        """Cut the text so far into tokens. Unless it is the last text, hold back its end: later text may change the
+        last token."""
         while self._held:
             text, rest = self._held[:_MAX_TEXT], self._held[_MAX_TEXT:]
             token_ids = self._tokens(text)
@@ -208,7 +207,7 @@ class ChatWriting(Writing):
             raise CloudFailure("The server wrote text that the draft model's tokens cannot write.") from error
 
     def _whole(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The tokens up to the last character that is whole."""
+        """Drop tokens after the last complete character."""
         while codecs.utf_8_decode(written := self._vocab.text_bytes(token_ids), "replace", False)[1] < len(written):
             token_ids = token_ids[:-1]
         return token_ids

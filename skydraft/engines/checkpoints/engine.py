@@ -1,4 +1,4 @@
-"""The files of models: which weights they hold, and reading a checkpoint's folder as the Hugging Face hub has it."""
+"""The files of models: fingerprints of weights, and loading of checkpoint folders in Hugging Face's format."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ from skydraft.errors import BrokenModel, MissingDependency, OptionError, Skydraf
 
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4.5}
 _WANTED = "Give a folder with config.json, weights and tokenizer of a causal language model."
-_FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # of transformers: what pyproject.toml takes, and tests run
+_FITTING = SpecifierSet(">=5.20,<5.25", prereleases=True)  # transformers versions, as in pyproject.toml, all tested
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _NUM_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 def weights_fingerprint(files: Iterable[Path]) -> str:
-    """32 hex digits from the sizes of the files and 16 pieces of each: a forged file may have the name of another."""
+    """Return 32 hex digits from the files' sizes and 16 pieces of each. File names do not count."""
     total = hashlib.sha256()
     for path in sorted(files, key=lambda path: path.name):
         size = path.stat().st_size
@@ -38,7 +38,7 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
 
 
 def is_omni(path: Path) -> bool:
-    """Whether a folder's config.json describes a thinker with all its parts; transformers would make up those of 7B."""
+    """Whether a folder's config.json describes a thinker with all parts; transformers would fill in the 7B's parts."""
     with suppress(OSError, ValueError, AttributeError, TypeError):
         config = from_json((path / "config.json").read_bytes())
         is_whole = {"audio_config", "text_config", "vision_config"} <= set(config.get("thinker_config", config))
@@ -55,7 +55,7 @@ def load_library() -> tuple[Any, Any]:
 
 @contextmanager
 def failing(transformers: Any, does: str, kind: type[SkydraftError], hint: str = "") -> Iterator[None]:
-    """Raise `kind` for what a call of transformers raises. A version that may not fit is named, not the model."""
+    """Raise `kind` for any error of transformers in the block; MissingDependency if its version is not supported."""
     try:
         yield
     except Exception as error:
@@ -67,7 +67,7 @@ def failing(transformers: Any, does: str, kind: type[SkydraftError], hint: str =
 
 
 def check_device(torch: Any, name: str) -> Any:
-    """The torch device of that name. Raises OptionError."""
+    """Return the torch device of that name. Raises OptionError."""
     num_gpus = torch.cuda.device_count()
     names = ["cpu", *(["cuda"] if num_gpus else []), *(f"cuda:{number}" for number in range(num_gpus))]
     if name not in names:
@@ -76,10 +76,9 @@ def check_device(torch: Any, name: str) -> Any:
 
 
 def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unused: Seq[str] = ()) -> tuple[Any, Any]:
-    """Model, in evaluation mode on its device, and tokenizer of a local folder; the parts named `unused` are dropped.
+    """Load (model, tokenizer) from a local folder, in evaluation mode on its device, without the parts named `unused`.
 
-    Nothing is asked of a network and no code in the folder is run. Raises OptionError, and BrokenModel when a weight is
-    missing.
+    This uses no network and runs no code of the folder. Raises OptionError, and BrokenModel if a weight is missing.
     """
     torch, transformers = load_library()
     device = check_device(torch, options.device)
@@ -92,7 +91,7 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **_LOCAL)
         load = getattr(transformers, model_class).from_pretrained
         model, loaded = load(path, output_loading_info=True, **how, **_LOCAL)
-    # transformers would draw them at random
+    # transformers would initialize them at random
     if missing := sorted(map(str, [*loaded["missing_keys"], *loaded["mismatched_keys"]])):
         hint = "Fetch it again."
         raise BrokenModel(f"{path} lacks weights of its model: {missing[0]} and {len(missing) - 1} more.", hint=hint)
@@ -102,14 +101,14 @@ def load_checkpoint(path: Path, model_class: str, options: EngineOptions, *, unu
 
 
 def _weights(torch: Any, transformers: Any, device: Any, dtype: str) -> dict[str, Any]:
-    """What transformers is told of the weights. In 8 bits torchao is faster on processors; its 4 bits need a GPU."""
+    """Return loading arguments for a type of weights. For int8 on a CPU torchao is faster; its 4 bits need a GPU."""
     if not dtype.startswith("int"):
         return {"dtype": getattr(torch, dtype)}
     with importing(f"--dtype {dtype} needs", "quantized"):
         import accelerate  # noqa: F401
         import bitsandbytes  # noqa: F401
         from torchao.quantization import Int8WeightOnlyConfig
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # else a line for each matrix
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # it logs a line for each matrix
     how_4bit = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
     config = transformers.BitsAndBytesConfig(dtype == "int8", dtype == "int4", **how_4bit)
     if dtype == "int8" and device.type == "cpu":
@@ -118,7 +117,7 @@ def _weights(torch: Any, transformers: Any, device: Any, dtype: str) -> dict[str
 
 
 def _tell_of_memory(path: Path, options: EngineOptions) -> None:
-    """Show a line where the weights may not fit. Files have 16 bits a weight, if not more."""
+    """Show a line if the weights may not fit into memory. Files have at least 16 bits a weight."""
     size = sum(file.stat().st_size for file in path.glob("*.safetensors")) * _BITS[options.dtype] / 16
     if (free := free_bytes()) is not None and size > free:
         takes = f"about {size / 1e9:.1f} GB of memory in {options.dtype}, and {free / 1e9:.1f} GB are free"
@@ -126,7 +125,7 @@ def _tell_of_memory(path: Path, options: EngineOptions) -> None:
 
 
 def _checked(tokenizer: Any, path: Path) -> Any:
-    # transformers would make up an empty vocabulary
+    # transformers would create an empty vocabulary
     if not any((path / file).is_file() for file in tokenizer.vocab_files_names.values()):
         raise BrokenModel(f"{path} has no tokenizer.", hint="Add its tokenizer.json.")
     file = path / "chat_template.json"
@@ -156,7 +155,7 @@ def first_line(error: BaseException) -> str:
 
 
 def read_vocab(tokenizer: Any, generation_config: Any) -> Vocab:
-    """End tokens are those of the generation config and the tokenizer. Raises BrokenModel where bytes are unknown."""
+    """Read the vocabulary; both config and tokenizer name end tokens. Raises BrokenModel for unknown bytes."""
     if not tokenizer.is_fast:
         raise BrokenModel(f"{type(tokenizer).__name__} is not a fast tokenizer.", hint="Add its tokenizer.json.")
     backend = tokenizer.backend_tokenizer
@@ -200,7 +199,7 @@ def _byte_level() -> Callable[[str], bytes]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
-    # A token with other characters was put into the vocabulary as plain text.
+    # Tokens with other characters are plain text in the vocabulary.
     return lambda text: bytes(map(byte_of.__getitem__, text)) if byte_of.keys() >= set(text) else text.encode()
 
 

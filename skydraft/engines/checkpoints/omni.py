@@ -1,4 +1,4 @@
-"""The thinker of Qwen2.5-Omni: speech and text in, text out. Talker, token2wav and the eyes are left on the disk."""
+"""The thinker of Qwen2.5-Omni: speech and text in, text out. Talker, token2wav and vision are not kept."""
 
 import time
 from collections.abc import Sequence as Seq
@@ -20,10 +20,10 @@ from skydraft.types import SAMPLE_RATE, Cost, Media, Recordings, Reuse
 
 @dataclass(slots=True)
 class Span:
-    """Where one recording stands in a prompt: the audio tokens from position `base` on.
+    """One recording in a prompt: the audio tokens from position `base` on.
 
-    They embed as `rows`, [num_tokens, hidden_size], for as long as the sequence lives: so they can be fed again after a
-    rollback. `media` is there until it has become those rows.
+    Their embeddings `rows` [num_tokens, hidden_size] stay as long as the sequence, so that they can be fed again after
+    a rollback. `media` is dropped once it is encoded.
     """
 
     base: int
@@ -38,11 +38,11 @@ class AudioSlot(Slot):
 
 
 class OmniEngine(TransformersEngine):
-    """A thinker, from a folder of its own or from a whole Qwen2.5-Omni checkpoint.
+    """A thinker, from its own folder or a whole Qwen2.5-Omni checkpoint.
 
-    The audio encoder runs once per sequence and recording, in the first forward that holds tokens of it. Positions
-    count tokens on all three axes of M-RoPE, as `get_rope_index` gives them for text and audio: the delta of every
-    sequence is 0. `rope_deltas`, which the model keeps for the last sequence, is neither read nor written.
+    The audio encoder runs once per sequence and recording, in the first forward with its tokens. Positions count tokens
+    on all three axes of M-RoPE, as `get_rope_index` does for text and audio, so every sequence's delta is 0. The
+    model's `rope_deltas`, kept for its last sequence, is not used.
     """
 
     takes_audio = True
@@ -54,10 +54,10 @@ class OmniEngine(TransformersEngine):
         super().__init__(path, options, name=name)
 
     def media(self, samples: npt.NDArray[np.float32]) -> Media:
-        """Those of the model's own processor less its padding."""
+        """Return the features of the model's own processor, without its padding."""
         self.lock.check_open()
         hop, window = self._extractor.hop_length, self._extractor.n_fft
-        # The last frames reach beyond the clip: into zeros, as they do in the processor's 30 seconds or more.
+        # The last frames reach beyond the clip into zeros, as in the processor's padding.
         padded_len = (len(samples) + window + hop - 1) // hop * hop
         try:
             features = self._extractor(
@@ -74,13 +74,13 @@ class OmniEngine(TransformersEngine):
         return (config.audio_start_token_id, *[config.audio_token_id] * media.num_tokens, config.audio_end_token_id)
 
     def check_media(self, prompt: Seq[int] | TokenIds, media: Recordings) -> None:
-        """One run of audio tokens for each of `media`, none at the end."""
+        """Raise PromptError unless the prompt has one run of audio tokens for each of `media`, and text after it."""
         runs, num_mels = self._runs(prompt), self._model.config.audio_config.num_mel_bins
         is_heard = [length for _, length in runs] == [each.num_tokens for each in media]
         ends = bool(runs) and sum(runs[-1]) == len(prompt)
         if not is_heard or ends or any(len(each.features) != num_mels for each in media):
-            hint = "Put in what audio_tokens returns, once for each recording, and text after it."
-            raise PromptError(f"The prompt's audio tokens are not those of its {len(media)} recordings.", hint=hint)
+            hint = "Insert the result of audio_tokens once for each recording, and text after it."
+            raise PromptError(f"The prompt's audio tokens do not match its {len(media)} recordings.", hint=hint)
 
     def _runs(self, prompt: Seq[int] | TokenIds) -> list[tuple[int, int]]:
         at = self._audio_positions(prompt)
@@ -92,7 +92,7 @@ class OmniEngine(TransformersEngine):
 
     def begin(self, prompt: Seq[int] | TokenIds, media: Recordings = (), reuse: Reuse | None = None) -> Sequence:
         sequence = super().begin(prompt, media, reuse)
-        kept = sequence.slot.spans[: len(media)]  # what was kept has heard the same already, or is about to
+        kept = sequence.slot.spans[: len(media)]  # a reused sequence has the same recordings, encoded or not
         sequence.slot.spans = kept + [Span(0, each.num_tokens, each) for each in media[len(kept) :]]
         for span, (base, _) in zip(sequence.slot.spans, self._runs(prompt) if media else (), strict=True):
             span.base = base
@@ -102,7 +102,7 @@ class OmniEngine(TransformersEngine):
         return AudioSlot(self._new_cache())
 
     def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
-        # Not by the forward of the thinker: it has a row of logits computed for every token of a prompt.
+        # The thinker's own forward would compute logits for every token of a prompt.
         decoder = self._model.model.language_model
         cached = {cache_argument(decoder.__class__): cache}
         output = decoder(inputs_embeds=inputs, position_ids=position_ids, use_cache=True, **cached)
@@ -112,12 +112,12 @@ class OmniEngine(TransformersEngine):
         return super()._position_ids(base, num_rows)[None].expand(3, -1, -1)  # time, height, width: [3, 1, num_rows]
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
-        """Embeddings of the next tokens, [1, num_rows, hidden_size]; the prompt's audio tokens are its audio."""
+        """Return embeddings of the next tokens, [1, num_rows, hidden_size], with the speech of audio tokens."""
         embeddings = self._model.get_input_embeddings()(super()._inputs(sequence, token_ids))
         at = self._audio_positions(token_ids)
         for span in sequence.slot.spans if len(at) else ():
             offsets = at + sequence.length - span.base
-            is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # elsewhere it is a token like any other
+            is_heard = (offsets >= 0) & (offsets < span.num_tokens)  # generated audio tokens are ordinary tokens
             if is_heard.any():
                 embeddings[0, at[is_heard]] = self._encoded(sequence, span)[offsets[is_heard]].to(embeddings.dtype)
         return embeddings
@@ -140,5 +140,5 @@ def _load_extractor(path: Path) -> Any:
     _, transformers = load_library()
     does, hint = f"cannot load the audio settings in {path}", "Add its preprocessor_config.json."
     with failing(transformers, does, BrokenModel, hint):
-        # Not the processor of the whole model, which needs torchvision as well.
+        # The whole model's processor would also need torchvision.
         return transformers.WhisperFeatureExtractor.from_pretrained(path, local_files_only=True)

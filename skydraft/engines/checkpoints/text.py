@@ -1,4 +1,4 @@
-"""Checkpoints that transformers can load, text in and text out. Each sequence has a KV cache of its own."""
+"""Checkpoints that transformers can load, text in and text out. Each sequence has its own KV cache."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Slot:
 
 
 class TransformersEngine(Engine):
-    """Feeds of several sequences run one after another. `num_threads` other than 0 sets the threads of torch for the
-    whole process."""
+    """A checkpoint in transformers. Several sequences are fed one after another. `num_threads` other than 0 sets
+    torch's threads for the whole process."""
 
     can_copy = True
-    default_execution = "throughput"  # rows differ in rounding with how many are computed at once
+    default_execution = "throughput"  # rounding depends on the number of rows in a forward
     _model_class: ClassVar[str] = "AutoModelForCausalLM"
     _unused: ClassVar[tuple[str, ...]] = ()  # parts of the model to drop after loading
 
@@ -76,7 +76,7 @@ class TransformersEngine(Engine):
         return model, read_vocab(tokenizer, model.generation_config), AdaptedModel(model, fingerprint)
 
     def loaded(self) -> tuple[Any, Vocab, AdaptedModel]:
-        """What another engine on the same weights needs."""
+        """Return the parts that another engine on the same weights shares."""
         self.lock.check_open()
         return self._model, self.vocab, self._adapted
 
@@ -103,7 +103,7 @@ class TransformersEngine(Engine):
     def _new_cache(self) -> Any:
         cache = self._transformers.DynamicCache(config=self._model.config)
         growing = self._transformers.cache_utils.DynamicLayer
-        # A sliding layer forgets what a rollback would need. The mask hides what lies before the window all the same.
+        # A sliding layer forgets tokens that a rollback may need. The mask hides tokens before the window anyway.
         cache.layers = [growing() if type(layer).__name__ == _SLIDING else layer for layer in cache.layers]
         return cache
 
@@ -116,7 +116,7 @@ class TransformersEngine(Engine):
             after.callback(self._torch.set_num_threads, self._torch.get_num_threads())
             self._torch.set_num_threads(self._num_threads)
             rows = [self._run_one(*feed, want_logits) for feed in feeds]
-            # 16 bits become float32, which is exact. Where no row is wanted, its time is taken all the same.
+            # 16 bits become float32 without loss. Copying waits for the forward, so that its time is measured.
             return [each[:, : self.vocab.size].float().cpu().numpy() for each in rows]
 
     def _run_one(self, sequence: Sequence, token_ids: Seq[int] | TokenIds, want_logits: bool) -> Any:
@@ -125,11 +125,11 @@ class TransformersEngine(Engine):
         return self._run(self._inputs(sequence, token_ids), positions, sequence.slot.cache, num_wanted)
 
     def _inputs(self, sequence: Sequence, token_ids: Seq[int] | TokenIds) -> Any:
-        """The model's input for the next tokens: ids [1, num_rows], or embeddings [1, num_rows, hidden_size]."""
+        """Return the model's input for the next tokens: ids [1, num_rows], or embeddings [1, num_rows, hidden_size]."""
         return self._torch.tensor(np.array([token_ids], np.int64), device=self._device)
 
     def _run(self, inputs: Any, position_ids: Any, cache: Any, num_wanted: int) -> Any:
-        """Logits [num_wanted, padded vocabulary] of the last rows as torch has them."""
+        """Return the last rows of logits [num_wanted, padded vocabulary] as a torch tensor."""
         output = self._model(
             input_ids=inputs, position_ids=position_ids, use_cache=True, logits_to_keep=num_wanted,
             **{cache_argument(self._model.__class__): cache},
@@ -143,12 +143,12 @@ class TransformersEngine(Engine):
         cache = self._new_cache()
         for index, layer in enumerate(source.slot.cache.layers):
             if getattr(layer, "keys", None) is not None:
-                # [1, heads, length, head_dim], not a view: the rest of the source can be freed
+                # [1, heads, length, head_dim]; copied, so that the source can be freed
                 cache.update(layer.keys[..., :length, :].clone(), layer.values[..., :length, :].clone(), index)
         target.slot.cache = cache
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
-        # Not by `crop`: it is relative, and after a forward that failed half-way the layers differ in length.
+        # Not by `crop`, which is relative: after a failed forward the layers may differ in length.
         if length == 0:
             sequence.slot.cache = self._new_cache()
         for layer in _written(sequence.slot):
@@ -174,7 +174,7 @@ class TransformersEngine(Engine):
 
 @functools.cache
 def cache_argument(model: Callable[..., Any]) -> str:
-    """What the forward of a class of models calls its KV cache, which transformers renamed in 5.24."""
+    """Return the name of the KV cache argument in a model class's forward; transformers renamed it in 5.24."""
     return "cache" if "cache" in inspect.signature(getattr(model, "forward")).parameters else "past_key_values"  # noqa: B009
 
 

@@ -1,4 +1,4 @@
-"""GGUF models in llama.cpp. One context, many sequences."""
+"""GGUF models in llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from skydraft.engines.slots import Slots
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.errors import EngineError, or_else
 
-_OUTPUT_ROWS = 16  # at least, of a forward; a row of logits is 0.6 MB
-_PREFILL_ROWS = 128  # compute buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
+_OUTPUT_ROWS = 16  # rows with logits of a forward, at least; a row is 0.6 MB
+_PREFILL_ROWS = 128  # buffers for 512 take 0.1 GB more a pair, and are no faster on a CPU
 _FLASH_ATTENTION_ON = 1
-_NOTED_LEN = 512  # tokens: where the profile stands for times, too
-_LEAST_LEN, _AHEAD = 256, 64  # tokens of a place that grows, and those that it has room for beyond its prompt
+_NOTED_LEN = 512  # tokens up to which times are compared with the profile
+_LEAST_LEN, _AHEAD = 256, 64  # tokens: the shortest growing place, and its room beyond the prompt
 _TYPE_F16, _TYPE_BF16 = 1, 30
 
 
 @dataclass(eq=False, slots=True)
 class Cells:
-    """A sequence of llama.cpp: its context, its number there, and how many tokens it has room for."""
+    """A sequence of llama.cpp: its context, its number in it, and its room in tokens."""
 
     context: Any
     memory: Any
@@ -42,7 +42,7 @@ class Cells:
 
 
 class _Stretch(NamedTuple):
-    """Rows of one sequence in a forward: where they begin, and how many more are computed and thrown away."""
+    """Rows of one sequence in a forward, from position `length` on, and additional rows to be thrown away."""
 
     place: Cells
     length: int
@@ -54,16 +54,16 @@ class _Stretch(NamedTuple):
         return len(self.token_ids) + self.num_padding
 
     def of(self, num_rows: int) -> _Stretch:
-        """So many rows, as far as there is room."""
+        """Pad to `num_rows`, as far as the place has room."""
         return self._replace(num_padding=max(min(num_rows, self.place.length - self.length) - len(self.token_ids), 0))
 
 
 class LlamaCppEngine(Engine):
-    """One GGUF model in llama.cpp: in one context for all sequences, which go into one forward, or, where their memory
-    grows with them, in a context for each, which is replaced by one of twice the length. A slot is a `Cells`.
+    """One GGUF model in llama.cpp. All sequences share one context, and one forward can feed them all. If memory grows
+    with the texts, each sequence has its own context, replaced by one of twice the length. A slot is a `Cells`.
 
     The KV cache holds K in float16 and V in bfloat16. With equal types llama.cpp splits a single row's keys over
-    threads from 512 cells on, so that one row and two rows at a time give other bits; with these it never does.
+    threads from 512 cells on, so that one row and two rows at a time give other bits. With these types it never does.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LlamaCppEngine(Engine):
         super().__init__(name or path.stem)
         self._lib = load_library()
         self.max_batch_rows = _PREFILL_ROWS
-        # A row of each sequence, at least; on a GPU, where more rows cost little (NOTES.md), as many again for drafts.
+        # At least a row of each sequence. On a GPU more rows cost little (NOTES.md), so it adds rows for drafts.
         rows = options.max_sequences + (2 * _OUTPUT_ROWS if options.gpu_layers else 0)
         self.max_output_rows = min(max(_OUTPUT_ROWS, rows), self.max_batch_rows)
         self.path, self._options = path, options
@@ -84,7 +84,7 @@ class LlamaCppEngine(Engine):
         trained = self._lib.model_n_ctx_train(self._model)
         self.context_len = min(options.context_len, trained)
         if trained < options.context_len:
-            options.notify(f"{self.name} was trained with {trained} tokens: its context is not longer.")
+            options.notify(f"{self.name} was trained with {trained} tokens, so its context is not longer.")
         self.max_sequences, self.can_copy = options.max_sequences, options.max_sequences > 1
         self._grows = bool(options.total_len) and not rope_depends(self._lib, path)
         self._adapter: Any = None
@@ -92,7 +92,7 @@ class LlamaCppEngine(Engine):
         with or_else(self._weights.give_back):
             if adapter:
                 self._adapter, self.fingerprint = self._weights.load_adapter(adapter)
-            if not self._grows:  # one is for the beginning of prompts
+            if not self._grows:  # one place more holds the beginning of prompts
                 self._open_places(self.context_len, self.max_sequences + self.can_copy)
         self._num_rows_padded = self._lib.vocab_n_tokens(self._lib.model_get_vocab(self._model))
         self._batch = self._lib.batch_init(self.max_batch_rows, 0, 1)
@@ -102,7 +102,7 @@ class LlamaCppEngine(Engine):
         self.adapters.wait_s = options.wait_s
         self._costs = RowCosts(NOT_PROBED, self.name)
         self.profile = base.profile if base else profile_of(self, self._profile_key(options), options)
-        if base:  # measured where it happens, as an adapter changes each forward a little
+        if base:  # an adapter changes each forward a little, so exactness is tested again in use
             self.probed_len = 0
         self._costs = RowCosts(self.profile, self.name)
         self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
@@ -113,12 +113,12 @@ class LlamaCppEngine(Engine):
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
 
     def _open_places(self, length: int, num: int) -> list[Cells]:
-        """New places of one context."""
+        """Open a context; returns its places."""
         params = self._lib.context_default_params()
         params.n_seq_max = num
         params.n_ctx = length * num
         params.n_batch = params.n_ubatch = self.max_batch_rows
-        # The default reserves logits for whole prompts, 300 MB; less than a row for each sequence ends the process.
+        # The default reserves 300 MB, logits for whole prompts. Less than a row for each sequence crashes the process.
         params.n_outputs_max = max(self.max_output_rows, params.n_seq_max)
         params.n_threads = params.n_threads_batch = self._num_threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
@@ -128,7 +128,7 @@ class LlamaCppEngine(Engine):
         if not context:
             hint = "Lower --context."
             raise EngineError(f"llama.cpp cannot open a context of {params.n_ctx} tokens for {self.name}.", hint=hint)
-        if self._adapter:  # a context has one at a time; other contexts of the model may have others
+        if self._adapter:  # each context has one adapter at a time
             self._lib.set_adapters_lora(context, (ctypes.c_void_p * 1)(self._adapter), 1, (ctypes.c_float * 1)(1.0))
         places = [Cells(context, self._lib.get_memory(context), number, length) for number in range(num)]
         self._places += places
@@ -152,13 +152,13 @@ class LlamaCppEngine(Engine):
     def allocate(self, num_tokens: int) -> Cells:
         free = [place for place in self._places if place not in self.prefixes.slots]
         if self._grows:
-            for place in free:  # which an interrupt kept from being closed
+            for place in free:  # left open by an interrupt
                 self._close_place(place)
             length = min(max(_LEAST_LEN, 1 << (num_tokens + _AHEAD).bit_length()), self.context_len)
             return self._open_places(length, 1)[0]
         if not free:
             raise EngineError(f"All sequences of {self.name} are in use.", hint="Close one first.")
-        self._empty(free[0])  # where an interrupt kept it from being released
+        self._empty(free[0])  # an interrupt may have left tokens
         return free[0]
 
     def _empty(self, place: Cells) -> None:
@@ -199,7 +199,7 @@ class LlamaCppEngine(Engine):
             stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
             stretches = self._padded(stretches, num_rows) if want_logits else stretches
             owner = dict(zip((stretch.place.number for stretch in stretches), numbers, strict=False))
-            # llama.cpp computes those together whose numbers follow each other.
+            # llama.cpp computes sequences with consecutive numbers together.
             stretches.sort(key=lambda stretch: stretch.place.number)
             logits, at = self._decode(stretches, want_logits=want_logits), 0
             for stretch in stretches:
@@ -212,7 +212,7 @@ class LlamaCppEngine(Engine):
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows] if want_logits else []
 
     def _padded(self, stretches: list[_Stretch], num_rows: int) -> list[_Stretch]:
-        """The same forward with rows that make it cheaper: of each sequence, or of places that it does not feed."""
+        """Add rows that make the forward cheaper: to each sequence, or from places that it does not feed."""
         wanted = self._costs.padded(len(stretches) * num_rows)
         num_more, rest = 0, wanted % len(stretches)
         if not rest:
@@ -221,12 +221,12 @@ class LlamaCppEngine(Engine):
             num_more = wanted // num_rows - len(stretches)
         fed = [stretch.place for stretch in stretches]
         others = [place for place in self._places if place.context is fed[0].context and place not in fed]
-        others.sort(key=lambda place: abs(place.number - fed[0].number))  # so that few numbers are left out between
+        others.sort(key=lambda place: abs(place.number - fed[0].number))  # so that numbers are nearly consecutive
         stretches = stretches + [_Stretch(place, self._kv_length(place), ()) for place in others[:num_more]]
         return [stretch.of(num_rows) for stretch in stretches]
 
     def _decode(self, stretches: list[_Stretch], *, want_logits: bool) -> Rows:
-        """One forward; returns the logits of its rows [rows, vocab], padding included, or what is no logits."""
+        """Run one forward; returns logits [rows, vocab], padding included, or [rows, 0] without `want_logits`."""
         batch, num_rows = self._batch, 0
         for place, length, token_ids, num_padding in stretches:
             for position, token_id in enumerate((*token_ids, *(0,) * num_padding), length):
@@ -254,7 +254,7 @@ class LlamaCppEngine(Engine):
     def copy(self, source: Sequence, target: Sequence, length: int) -> None:
         if self.kv_length(source) <= target.slot.length:
             self._carry(source.slot, target.slot)
-        else:  # all of it can be copied, or nothing
+        else:  # llama.cpp can only copy a whole sequence
             between = Sequence(self, self._open_places(source.slot.length, 1)[0])
             try:
                 self._carry(source.slot, between.slot)
@@ -265,11 +265,11 @@ class LlamaCppEngine(Engine):
         self.roll_back(target, length)
 
     def _carry(self, source: Cells, target: Cells) -> None:
-        """Copy all KV of one to the other. Between streams llama.cpp's own copy takes whole buffers."""
+        """Copy all KV of one place to another. llama.cpp's own copy between streams needs whole buffers."""
         kv = np.empty(size := self._lib.state_seq_get_size(source.context, source.number), np.uint8)
         saved = self._lib.state_seq_get_data(source.context, kv.ctypes.data, size, source.number)
         if self._lib.state_seq_set_data(target.context, kv.ctypes.data, saved, target.number) != size:
-            raise EngineError(f"llama.cpp does not copy the KV of {self.name}.")
+            raise EngineError(f"llama.cpp cannot copy the KV of {self.name}.")
 
     def roll_back(self, sequence: Sequence, length: int) -> None:
         if not self._lib.memory_seq_rm(sequence.slot.memory, sequence.slot.number, length, -1):

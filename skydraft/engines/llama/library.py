@@ -1,7 +1,7 @@
-"""The part of llama.h that the engine calls, as ctypes, over whichever build of llama.cpp this machine has.
+"""The part of llama.h that the engine calls, as ctypes, for the llama.cpp build of this machine.
 
-In order: llama-cpp-python (compiled here, fastest), xllamacpp (ready made). A build with kernels for AMX is passed
-over: on some machines a forward of several rows ends the process there (llama.cpp #20824).
+It tries llama-cpp-python (compiled here, fastest), then xllamacpp (ready made). Builds with kernels for AMX are
+skipped: on some machines a forward of several rows crashes the process (llama.cpp #20824).
 """
 
 import ctypes
@@ -37,15 +37,15 @@ from skydraft.errors import BrokenModel, MissingDependency
 TOKEN_ATTR_UNUSED = 1 << 1
 Progress = ctypes.CFUNCTYPE(c_bool, c_float, c_void_p)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
-# A function that does nothing and is not Python's: in a callback of Python's a signal would be taken, and lost.
+# A C function without effect. A Python callback would receive signals, and lose them.
 _SILENT = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, _Log)
 _WAIT_POLICY, _SPINS = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _STAT = Path("/proc/stat")
 _NUM_LOOKS, _LOOK_S, _BUSY_SHARE = 5, 0.01, 0.75
 _F16 = 1
 _U32, _F32, _STRING = 4, 6, 8  # types of values in a GGUF header
-_OPTIONAL = ("model_quantize", "gguf_init_empty", "gguf_set_kv", "gguf_write")  # some ready-made builds are without
-_MAX_LAYERS = 512  # that of llama.cpp
+_OPTIONAL = ("model_quantize", "gguf_init_empty", "gguf_set_kv", "gguf_write")  # missing in some ready-made builds
+_MAX_LAYERS = 512  # llama.cpp's limit
 _AMX = b"AMX_INT8 = 1"
 _NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 _WITHOUT_AMX = f"-DCMAKE_C_FLAGS='{_NO_AMX}' -DCMAKE_CXX_FLAGS='{_NO_AMX}'"
@@ -53,7 +53,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 class ModelParams(ctypes.Structure):
-    """The fields of llama_model_params up to those we set. The rest keeps its defaults, however long it is."""
+    """The fields of llama_model_params up to the last one that we set. The rest keeps its defaults."""
 
     _fields_ = (
         ("devices", c_void_p), ("tensor_buft_overrides", c_void_p), ("n_gpu_layers", c_int32),
@@ -64,7 +64,7 @@ class ModelParams(ctypes.Structure):
 
 
 class ContextParams(ctypes.Structure):
-    """Like ModelParams. Between the types and the switches some versions have another field."""
+    """Like ModelParams. After the types, versions differ in their fields."""
 
     _fields_ = (
         ("n_ctx", c_uint32), ("n_batch", c_uint32), ("n_ubatch", c_uint32), ("n_seq_max", c_uint32),
@@ -97,7 +97,7 @@ class GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", c_bool), ("ctx", c_void_p))
 
 
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result type, argument types
     "backend_init": (None,), "log_set": (None, _Log, c_void_p), "print_system_info": (c_char_p,),
     "supports_gpu_offload": (c_bool,), "model_default_params": (ModelParams,),
     "model_load_from_file": (c_void_p, c_char_p, ModelParams), "model_chat_template": (c_char_p, c_void_p, c_char_p),
@@ -130,7 +130,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # what it returns, what it takes
 
 
 class Library:
-    """Each function of `_FUNCTIONS` is a method, without the prefix llama. `name` says which build it is."""
+    """Each function of `_FUNCTIONS` is a method, without the prefix llama_. `name` is the build's name and version."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
@@ -143,7 +143,7 @@ class Library:
             found = getattr(library, name)
             found.restype, found.argtypes = result, arguments
             setattr(self, function, found)
-        self.log_set(_SILENT, None)  # first: a build for GPUs reports them as soon as it is asked for anything
+        self.log_set(_SILENT, None)  # first: a GPU build prints its devices at the first call
         self._check_layout()
         self.backend_init()
 
@@ -151,7 +151,7 @@ class Library:
         raise AttributeError(f"{self.name} has no function llama_{function}")
 
     def _check_layout(self) -> None:
-        """Raise ValueError unless the defaults stand where they are expected."""
+        """Raise ValueError unless the structures have their defaults at the expected places."""
         model, context = self.model_default_params(), self.context_default_params()
         loading = (model.n_gpu_layers, model.split_mode, model.load_mode, model.lazy_mode, model.main_gpu)
         sizes = (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max, context.n_outputs_max)
@@ -162,11 +162,12 @@ class Library:
 
 @contextmanager
 def _patient_threads() -> Iterator[None]:
-    """Have the threads of an OpenMP that is loaded within the block sleep sooner while they wait for each other.
+    """Make the threads of an OpenMP library that is loaded in the block sleep sooner while they wait for each other.
 
-    By default they spin while any process keeps the core of the one they wait for: a forward takes ten times as long.
-    Sleeping at once is best beside busy processes, and takes half as long again on a quiet machine (NOTES.md). Only
-    said while the library loads, since others and children bring an OpenMP of their own; what the user has said stays.
+    By default they spin, even while another process keeps the awaited thread from its core: a forward takes ten times
+    as long. Sleeping at once is best beside busy processes, but takes half as long again on a quiet machine. The
+    variables are set only during loading, since other libraries and children have their own OpenMP. The user's own
+    settings stay.
     """
     given = {_WAIT_POLICY, _SPINS} & os.environ.keys()
     name, value = (_WAIT_POLICY, "passive") if is_busy() else (_SPINS, "10000")
@@ -180,7 +181,7 @@ def _patient_threads() -> Iterator[None]:
 
 
 def is_busy() -> bool:
-    """Whether other processes want most cores at this moment; False where the system does not say."""
+    """Whether other processes want most cores at this moment; False if the system does not report it."""
     wanting = []
     for _ in range(_NUM_LOOKS):
         try:
@@ -193,7 +194,7 @@ def is_busy() -> bool:
 
 @cache
 def load_library() -> Library:
-    """Raises MissingDependency where no build fits."""
+    """Load the first build that fits. Raises MissingDependency if none does."""
     faults = []
     for path, name in _builds():
         try:
@@ -205,13 +206,13 @@ def load_library() -> Library:
             return library
         faults.append(f'; {name}: its kernels for AMX may crash; compile it with CMAKE_ARGS="{_WITHOUT_AMX}"')
     says = f"GGUF models need llama.cpp, and no build of it {'fits' if faults else 'was found'} here{''.join(faults)}."
-    hint = "Run: pip install 'skydraft[prebuilt]'. Or, faster but compiled for minutes: 'skydraft[llamacpp]'."
+    hint = "Run: pip install 'skydraft[prebuilt]'. Faster, but compiled for minutes: 'skydraft[llamacpp]'."
     raise MissingDependency(says, hint=hint)
 
 
 def _builds() -> list[tuple[Path, str]]:
     found = _files("llama_cpp", "llama-cpp-python", f"lib/libllama.{'dylib' if sys.platform == 'darwin' else 'so'}")
-    # Builds for common processors end the process on x86 where AVX2 is missing.
+    # Ready-made builds crash on x86 processors without AVX2.
     if platform.machine() in ("x86_64", "AMD64") and _CPU_INFO.exists() and " avx2 " not in _CPU_INFO.read_text():
         return found
     return found + _files("xllamacpp", "xllamacpp", "xllamacpp.*.so")
@@ -226,8 +227,8 @@ def _files(package: str, project: str, pattern: str) -> list[tuple[Path, str]]:
 
 @contextmanager
 def _header(lib: Library, path: Path) -> Iterator[Any]:
-    """The header of a file. Raises BrokenModel for a file that is not GGUF, or whose header llama.cpp would not survive
-    when it loads or runs. Its own reader of headers, which is safe, says so."""
+    """Yield the header of a file, read by llama.cpp's own safe reader. Raises BrokenModel for a file that is not GGUF,
+    or whose header would crash llama.cpp later."""
     header = lib.gguf_init_from_file(os.fsencode(path), GgufParams(no_alloc=True))
     try:
         if fault := _fault(lib, header) if header else "its header cannot be read":
@@ -244,7 +245,7 @@ def check_gguf(lib: Library, path: Path) -> None:
 
 
 def without_matrices(lib: Library, path: Path) -> bytes:
-    """A file of the same header, without matrices; empty where this build cannot write it. Raises BrokenModel."""
+    """Return a file with the same header but no matrices; empty if this build cannot write it. Raises BrokenModel."""
     if not hasattr(lib, "gguf_set_kv"):
         return b""
     with _header(lib, path) as header, tempfile.TemporaryDirectory() as folder:
@@ -258,8 +259,8 @@ def without_matrices(lib: Library, path: Path) -> bytes:
 
 
 def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
-    """The context that a model was trained with, and bytes of KV for each token at 16 bits; 0 where it is not said.
-    Layers that keep less, of a window for example, are counted as if they kept all. Raises BrokenModel."""
+    """Return (trained context length, bytes of KV a token at 16 bits); 0 if unknown. Layers that keep less, such as
+    sliding windows, count as full ones. Raises BrokenModel."""
     with _header(lib, path) as header:
         names = ("context_length", "block_count", "embedding_length", "attention.head_count")
         context, layers, width, heads = (_of_architecture(lib, header, name) or 0 for name in names)
@@ -270,7 +271,7 @@ def kv_facts(lib: Library, path: Path) -> tuple[int, int]:
 
 
 def rope_depends(lib: Library, path: Path) -> bool:
-    """Whether keys may depend on the length of the context, so that no other context can take them over."""
+    """Whether keys may depend on the context's length, so that they cannot be copied to another context."""
     with _header(lib, path) as header:
         return bool(_of_architecture(lib, header, "rope.scaling.original_context_length"))
 
@@ -288,13 +289,13 @@ def _fault(lib: Library, header: Any) -> str | None:
         return "it is an embedding model"
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
         small = _of_architecture(lib, header, f"attention.{name}", _F32)
-        if small is not None and not 0 <= small < 1:  # nan neither
+        if small is not None and not 0 <= small < 1:  # also refuses NaN
             return f"its {name} is no small number"
     return None
 
 
 def _value(lib: Library, header: Any, name: bytes, kind: int) -> Any:
-    """A value of the header; None where it has none of that type, which llama.cpp refuses by itself."""
+    """Return a value of the header; None if it is missing or of another type, which llama.cpp refuses itself."""
     at = lib.gguf_find_key(header, name)
     if at < 0 or lib.gguf_get_kv_type(header, at) != kind:
         return None

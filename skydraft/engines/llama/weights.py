@@ -1,4 +1,4 @@
-"""The weights and the vocabulary of a GGUF file in llama.cpp, and the file in another type."""
+"""Weights and vocabulary of a GGUF file in llama.cpp, and its conversion to another type."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from skydraft.engines.llama.library import TOKEN_ATTR_UNUSED, Progress, check_gg
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionError, RecordsError
 
-TYPES = {"q4_0": 2, "q8_0": 7}  # of llama.h
+TYPES = {"q4_0": 2, "q8_0": 7}  # numbers of llama.h
 _TARGET_PARAMS = 1e9
 
 
 @contextmanager
 def interrupts_kept() -> Iterator[list[int]]:
-    """Have Ctrl-C raise KeyboardInterrupt at the end of the block; yields a list that notes Ctrl-C at once.
+    """Delay KeyboardInterrupt to the end of the block; yields a list that gets each Ctrl-C at once.
 
-    llama.cpp calls Python meanwhile, and an exception in such a call is lost. SIGTERM is treated alike where it raises
-    KeyboardInterrupt, as in servers. Nothing is done outside of the main thread, or to another handler.
+    llama.cpp calls Python meanwhile, and an exception in such a call is lost. SIGTERM is delayed too if it raises
+    KeyboardInterrupt, as in servers. Other threads and other handlers are not affected.
     """
     seen: list[int] = []
     ends = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
@@ -46,7 +46,7 @@ def interrupts_kept() -> Iterator[list[int]]:
 
 
 def load_model(lib: Any, path: Path, gpu_layers: int, *, vocab_only: bool = False) -> Any:
-    """Ctrl-C ends the loading. Raises BrokenModel."""
+    """Load a model; Ctrl-C ends the loading. Raises BrokenModel."""
     params = lib.model_default_params()
     params.n_gpu_layers, params.vocab_only = gpu_layers, vocab_only
     with interrupts_kept() as interrupts:
@@ -61,12 +61,12 @@ def load_model(lib: Any, path: Path, gpu_layers: int, *, vocab_only: bool = Fals
 
 
 class Weights:
-    """The weights of one file, of which several engines may each have a context. Freed with the last of these."""
+    """The weights of one file, shared by engines that each have their own context. Freed with the last engine."""
 
     def __init__(self, lib: Any, path: Path, gpu_layers: int, name: str) -> None:
         if gpu_layers and not lib.supports_gpu_offload():
             says = f"--gpu-layers {gpu_layers} needs a llama.cpp with a GPU: {lib.name} has none here."
-            raise OptionError(says, hint="docs/try.md says how it is compiled for one.")
+            raise OptionError(says, hint="docs/try.md says how to compile it for a GPU.")
         check_gguf(lib, path)
         self.fingerprint, self._name = weights_fingerprint([path]), name
         self.model = load_model(lib, path, gpu_layers)
@@ -80,16 +80,16 @@ class Weights:
             raise EngineError(f"{self._name} is closed.")
 
     def lend(self) -> Self:
-        """These weights for one more engine. Raises EngineError if the last one has freed them."""
+        """Share the weights with one more engine. Raises EngineError if the last engine has freed them."""
         with self._lock:
             self._check_open()
             self._num_users += 1
         return self
 
     def load_adapter(self, path: Path) -> tuple[Any, str]:
-        """An adapter of these weights in memory, and the fingerprint of both together. It is freed with the weights:
-        contexts that open walk through all there are, so freeing one alone would need a lock around each of their first
-        forwards. Raises OptionError or RecordsError."""
+        """Load an adapter; returns (adapter, fingerprint of weights and adapter). It is freed with the weights: new
+        contexts walk through all adapters, so freeing one would need a lock around each first forward. Raises
+        OptionError or RecordsError."""
         adapter = read_adapter(path)
         adapter.card.check_base(self.fingerprint, self._name)
         with self._lock:
@@ -107,7 +107,7 @@ class Weights:
 
 
 def read_vocabulary(content: bytes) -> Vocab:
-    """The vocabulary of a GGUF file without matrices. Raises BrokenModel and MissingDependency."""
+    """Read the vocabulary of a GGUF file without matrices. Raises BrokenModel and MissingDependency."""
     lib = load_library()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vocabulary.gguf"
@@ -119,10 +119,10 @@ def read_vocabulary(content: bytes) -> Vocab:
 
 
 def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> None:
-    """Write all matrices of `source` in one type to `target`. Raises OptionError for a model that is as large as a
-    target unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
+    """Write all matrices of `source` in one type to `target`. Raises OptionError for a model above 1 billion parameters
+    unless `force`, MissingDependency, and BrokenModel for a file that llama.cpp cannot quantize."""
     if kind not in TYPES:
-        raise OptionError(f"A type is {', '.join(TYPES)}, not {kind!r}.")
+        raise OptionError(f"The type must be one of {', '.join(TYPES)}, not {kind!r}.")
     lib = load_library()
     if not hasattr(lib, "model_quantize"):
         raise MissingDependency(f"{lib.name} cannot quantize.", hint="Run: pip install 'skydraft[llamacpp]'.")
@@ -131,8 +131,8 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     num_params = lib.model_n_params(model)
     lib.model_free(model)
     if num_params > _TARGET_PARAMS and not force:
-        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target: in another type it is"
-        hint = "A draft model may change, as the target checks it. For a target, give --force."
+        says = f"{source.name} has {num_params / 1e9:.1f} billion parameters, as a target has. In another type it is"
+        hint = "A draft model may change, since the target checks it. For a target, give --force."
         raise OptionError(f"{says} another model, which writes other texts.", hint=hint)
     params = lib.model_quantize_default_params()
     params.nthread, params.ftype, params.allow_requantize, params.pure = num_cores(), TYPES[kind], True, True
@@ -140,7 +140,7 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
     target.parent.mkdir(parents=True, exist_ok=True)
     statuses = list[int]()
     both = os.fsencode(source), os.fsencode(part)
-    # In this thread Ctrl-C would wait for the end, which may take minutes.
+    # In another thread, since Ctrl-C would otherwise wait for the end, which may take minutes.
     work = threading.Thread(
         target=lambda: statuses.append(lib.model_quantize(*both, ctypes.byref(params))), daemon=True
     )
@@ -156,7 +156,8 @@ def quantize(source: Path, target: Path, kind: str, *, force: bool = False) -> N
 
 
 def _forget_mapped_pages(path: Path) -> None:
-    """Weights that llama.cpp has repacked would be resident twice, 0.6 GB for the demo pair. Linux only."""
+    """Release the file's mapped pages. Weights that llama.cpp has repacked would otherwise be resident twice, 0.6 GB
+    for the demo pair. Linux only."""
     with suppress(OSError, AttributeError):
         madvise, lines = ctypes.CDLL(None).madvise, Path("/proc/self/maps").read_text().splitlines()
         for span, access, *_, name in (line.split(maxsplit=5) for line in lines):
@@ -173,7 +174,7 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
     template, tool_template = (text.decode() if text else None for text in templates)
 
     def encode(text: str) -> list[int]:
-        check_open()  # else the model is gone
+        check_open()  # the model may be freed
         data = text.encode()
         room = len(data) + 8  # never more tokens than bytes
         token_ids = (ctypes.c_int32 * room)()
@@ -193,7 +194,7 @@ def _read_vocab(lib: Any, model: Any, check_open: Callable[[], None]) -> Vocab:
 def _read_pieces(lib: Any, vocab: Any) -> list[bytes]:
     size = lib.vocab_n_tokens(vocab)
     while size and lib.vocab_get_attr(vocab, size - 1) & TOKEN_ATTR_UNUSED:
-        size -= 1  # rows that only pad the matrix to a round number
+        size -= 1  # rows that only pad the matrix
     buffer = ctypes.create_string_buffer(4096)
     pieces = []
     for token_id in range(size):

@@ -1,4 +1,4 @@
-// One answer on the page: its text with origins, its calls, its notices, what became of it, and its buttons.
+// One answer on the page: text with origins, calls, notices, final figures and buttons.
 
 import { Calls } from './calls.js';
 import { follow, icon, make } from './dom.js';
@@ -8,17 +8,17 @@ import { Markdown, copyButton } from './markdown.js';
 
 const ENDS = { length: 'meta.length', content_filter: 'meta.filtered' };
 
-const lengthOf = (letters) => letters.join('').length; // in JavaScript's units, of which a face has two
+const lengthOf = (letters) => letters.join('').length; // in UTF-16 units; an emoji has two
 
 export class Answer {
   text = '';
-  chunks = []; // all that came of it: enough to show it again
-  tokens = []; // {id, from, to, part} of each, where the gateway tells ids; `part` is what it says of their run
+  chunks = []; // all received chunks, enough to show the answer again
+  tokens = []; // {id, from, to, part} of each, if the gateway sends ids; `part` is the key `skydraft` of its chunk
   figures = new Figures();
-  #runs = []; // parts of the text: tokens, or else by what the gateway says of them
+  #runs = []; // parts of the text: single tokens, or one for each chunk
   #isDue = false;
 
-  /** `branch` has the chunks of another answer that it begins with, and the ids of its first tokens. */
+  /** `branch` has the chunks of another answer with which this one begins, and their token ids. */
   constructor(mode, seed, conversation, branch = null) {
     Object.assign(this, { mode, seed, conversation, branch });
     const args = { mode: `@mode.${mode}`, token: branch?.token };
@@ -45,7 +45,7 @@ export class Answer {
     for (const chunk of branch?.chunks ?? []) this.take(chunk, 0);
     this.body.addEventListener('keydown', (event) => this.#walk(event));
     this.body.addEventListener('click', ({ target }) => this.#ask(target));
-    // A token is a button to those who come to it, and text to those who read.
+    // For screen readers a token is a button while it has the focus, and text otherwise.
     for (const [event, role] of [['focusin', 'button'], ['focusout', null]]) {
       this.body.addEventListener(event, ({ target }) => { target.role = target.dataset.token ? role : target.role; });
     }
@@ -59,11 +59,11 @@ export class Answer {
     this.buttons.hidden = status === 'busy';
   }
 
-  /** Takes one chunk of the stream, which came `ms` after the request. */
+  /** Adds one chunk of the stream, which came `ms` after the request. */
   take({ choices: [{ delta = {}, finish_reason: reason = null } = {}] = [], skydraft = {} }, ms) {
     const { begins = '' } = skydraft;
     const isChosenNext = skydraft.token_ids && !skydraft.before && this.tokens.length < this.branch?.ids.length;
-    if (isChosenNext) this.#choose(begins.slice(this.text.length)); // a part of a character begins nothing
+    if (isChosenNext) this.#choose(begins.slice(this.text.length)); // the chosen token may be part of a character
     if (!skydraft.before) this.chunks.push({ choices: [{ delta, finish_reason: reason }], skydraft, ms });
     if (delta.reasoning) this.thought.append(delta.reasoning);
     if (delta.content || skydraft.token_ids) this.#write(delta.content ?? '', skydraft);
@@ -76,7 +76,7 @@ export class Answer {
     this.#isDue = true;
   }
 
-  /** The token that was chosen to stand here: its text comes with what follows it. */
+  /** Adds the chosen token of a branch. Its text arrives with the next chunk. */
   #choose(text) {
     const chosen = { token_ids: [this.branch.ids.at(-1)], token_chars: [[...text].length] };
     this.take({ choices: [{ delta: { content: text } }], skydraft: { origin: 'chosen', before: true, ...chosen } }, 0);
@@ -91,7 +91,7 @@ export class Answer {
     if (ids.length && isWhole && !this.asks?.tools?.trim()) {
       ids.forEach((id, index) => {
         const to = from + lengthOf(letters.splice(0, lengths[index]));
-        // One that adds no character yet is a part of one: it is shown with the token that completes it.
+        // A token without characters is part of one. It is shown with the token that completes the character.
         if (to > from) this.#runs.push({ from, part, token: this.tokens.length });
         this.tokens.push({ id, from, to, part, forced: part.forced?.includes(index) });
         from = to;
@@ -99,7 +99,7 @@ export class Answer {
     } else if (content) this.#runs.push({ from, part });
   }
 
-  /** Shows the text as Markdown, or as it was written. */
+  /** Shows the text as Markdown, or as plain text. */
   show() {
     this.#isDue = false;
     this.markdown.show(this.text, this.conversation.settings.values.rendered);
@@ -107,7 +107,7 @@ export class Answer {
     if (first) first.tabIndex = 0;
   }
 
-  /** Writes letters that stand in the text from `at` on into an element, a span for each of their runs. */
+  /** Writes the letters at `at` in the text into an element, with a span for each run. */
   #put(element, at, letters) {
     let index = this.#runs.findLastIndex(({ from }) => from <= at);
     for (let begin = 0; begin < letters.length; index += 1) {
@@ -160,7 +160,7 @@ export class Answer {
     this.finish('failed');
   }
 
-  /** What a browser keeps of it; `restore` shows it again. */
+  /** What a browser saves of it; `restore` shows it again. */
   get kept() {
     const { mode, seed, error, branch, asks, chunks, status } = this;
     return { mode, seed, error, branch, asks, chunks, status: status === 'busy' ? 'stopped' : status };
@@ -177,14 +177,14 @@ export class Answer {
     return !this.text && !this.calls.list.length;
   }
 
-  /** What it is in the next request. */
+  /** The answer as a message of the next request. */
   get message() {
     const [calls, thought] = [this.calls.list, this.thought.textContent];
     return { role: 'assistant', content: this.text || null, ...(calls.length ? { tool_calls: calls } : {}),
       ...(thought ? { reasoning_content: thought } : {}) };
   }
 
-  /** Which buttons make sense where the answer stands. */
+  /** Shows the buttons that apply at the answer's position. */
   place({ last, several, chosen }) {
     this.copyButton.hidden = !this.text;
     this.againButton.hidden = !last;
@@ -195,7 +195,7 @@ export class Answer {
     this.calls.open(last && this.status === 'done');
   }
 
-  /** The beginning of a branch at a token: chunks with the tokens before it, and their ids. */
+  /** The beginning of a branch at a token: the tokens before it, as chunks and ids. */
   before(at) {
     const tokens = this.tokens.slice(0, at);
     const chunks = tokens.map(({ id, from, to, part: { origin, round, reason } }) => {
@@ -213,7 +213,7 @@ export class Answer {
     this.conversation.ask(this, Number(run.dataset.token));
   }
 
-  // One stop of the Tab key for the whole text; the arrows go from run to run, and Enter asks about it.
+  // Tab stops once at the text. The arrow keys go from token to token, and Enter opens its dialog.
   #walk(event) {
     const runs = [...this.body.querySelectorAll('.run')];
     const at = runs.indexOf(event.target);

@@ -1,4 +1,4 @@
-// Calls to the gateway. Whatever goes wrong becomes one ApiError, which knows the words for it.
+// Requests to the gateway. Every failure becomes an ApiError with a message for the user.
 
 import { $ } from './dom.js';
 import { say, worded } from './language.js';
@@ -10,7 +10,7 @@ class ApiError extends Error {
   status = 0;
 }
 
-/** Asks the user for the API key, once for all requests that wait for it; whether there is a new one. */
+/** Asks the user for the API key, once for all waiting requests. Returns whether there is a new key. */
 function askKey() {
   asking ??= new Promise((resolve) => {
     worded($('key-why'), sessionStorage.getItem(KEY) ? 'key.refused' : 'key.why');
@@ -45,10 +45,10 @@ export const health = async () => (await ask('/health', { signal: AbortSignal.ti
 
 export const models = async () => (await (await ask('/v1/models')).json()).skydraft;
 
-/** One answer that comes whole. */
+/** One complete answer. */
 export const complete = async (body, signal) => (await post(body, signal)).json();
 
-/** Yields the chunks of one answer; ends only after the gateway said that it is complete. */
+/** Yields the chunks of one answer. Throws unless the gateway marks the end. */
 export async function* chat(body, signal) {
   const reader = (await post(body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
   let held = '';
@@ -69,6 +69,6 @@ export async function* chat(body, signal) {
     if (signal.aborted) throw new DOMException('stopped', 'AbortError');
     throw error instanceof ApiError ? error : new ApiError(say('error.cut'));
   } finally {
-    reader.cancel().catch(() => {}); // leaving early closes the connection, which is what stops the generation
+    reader.cancel().catch(() => {}); // closing the connection early stops the generation
   }
 }

@@ -1,5 +1,5 @@
-// One token, asked: who wrote it, what its round cost, and what each model would have put there. One of these can take
-// its place, in a new branch of the text.
+// The dialog of a token: its origin, its round's cost, and each model's likeliest tokens in its place. Choosing one
+// starts a new branch of the text.
 
 import { $, make } from './dom.js';
 import { percent } from './figures.js';
@@ -10,13 +10,13 @@ let stopper = new AbortController();
 
 $('token').addEventListener('close', () => stopper.abort());
 
-/** A token so that its spaces and line breaks are seen. */
+/** A token's text with visible spaces and line breaks. */
 const visible = (text) => text.replaceAll(' ', '␣').replaceAll('\n', '↵').replaceAll('\t', '⇥');
 
 const note = (key, args) => worded(make('p', { class: 'note' }), key, args);
 
-/** Whether the large model may be asked of a token: one on another machine only of what it has judged, at once, or
- * later, with the tokens that came before a checked block. */
+/** Whether to ask the large model about a token. A remote model is asked only about tokens that it has seen: checked at
+ * once, or later together with a checked block. */
 function mayAsk({ part: { origin, round, before } }, { rounds }) {
   const isAudited = rounds.some((record) => record.round > round && record.num_audited);
   return $('link').dataset.link === 'local' || JUDGED.includes(origin) || (!before && isAudited);
@@ -36,7 +36,7 @@ function facts({ part: { origin, round, reason, before }, forced }, { rounds }) 
   return lines;
 }
 
-/** One of the likeliest tokens: a button to go on with it, unless it ends the text. */
+/** One of the likeliest tokens: a button to continue with it, unless it ends the text. */
 function entry({ id, token, logprob, ends }, isOwn, isBusy, onChoice) {
   const share = Math.exp(logprob);
   const bar = make('span', { class: 'bar', 'aria-hidden': 'true' });
@@ -53,8 +53,8 @@ function entry({ id, token, logprob, ends }, isOwn, isBusy, onChoice) {
   return make('button', { disabled: isBusy, onclick: choose }, ...parts);
 }
 
-/** Opens the dialog of a token. `likeliest(mode, signal)` asks the gateway for what one model would write in its place;
- * `onChoice({id, token})` lets the text go on with another one. */
+/** Opens the dialog of a token. `likeliest(mode, signal)` asks the gateway for one model's tokens in its place;
+ * `onChoice({id, token})` continues the text with another token. */
 export function askToken(answer, at, isBusy, likeliest, onChoice) {
   stopper = new AbortController();
   const { signal } = stopper;
@@ -66,7 +66,7 @@ export function askToken(answer, at, isBusy, likeliest, onChoice) {
     try {
       const [told] = (await likeliest(mode, signal)).skydraft.logprobs[side];
       const best = told.top_logprobs;
-      const list = best.some(({ id }) => id === token.id) ? best : [...best, told]; // what stands there comes last
+      const list = best.some(({ id }) => id === token.id) ? best : [...best, told]; // the text's own token comes last
       const entries = list.map((each) => make('li', {}, entry(each, each.id === token.id, isBusy, onChoice)));
       if (!signal.aborted) place.replaceChildren(make('ul', { class: 'likely' }, ...entries));
     } catch (error) {

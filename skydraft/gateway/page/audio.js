@@ -1,11 +1,11 @@
-// Speech: recordings as 16-bit WAV, files as they are, both as base64 for the wire.
+// Speech: recordings become 16-bit WAV, files stay as they are. Both are sent as base64.
 
 import { make } from './dom.js';
 
-const RATE = 16000; // what the models hear; more would only be sent in vain
+const RATE = 16000; // Hz; the models use no more
 const KINDS = { wav: 'wav', wave: 'wav', mp3: 'mp3', flac: 'flac', ogg: 'ogg', oga: 'ogg' };
 
-/** wav, mp3, flac or ogg by the file's name; undefined for anything else. */
+/** wav, mp3, flac or ogg from the file's name; undefined for anything else. */
 export const kindOf = ({ name }) => KINDS[name.split('.').pop().toLowerCase()];
 
 export function base64(blob) {
@@ -17,7 +17,7 @@ export function base64(blob) {
   });
 }
 
-/** A sound with its name, to be heard. */
+/** A player for a sound, with its name. */
 export function player({ data, format, name }) {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
   const url = URL.createObjectURL(new Blob([bytes], { type: `audio/${format}` }));
@@ -25,7 +25,7 @@ export function player({ data, format, name }) {
   return make('figure', { class: 'sound' }, make('figcaption', {}, name), sound);
 }
 
-/** What was recorded, in any format of the browser, as a WAV file of one channel. */
+/** Converts a recording in the browser's format to a mono WAV file. */
 async function wavOf(recorded) {
   const sound = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await recorded.arrayBuffer());
   const samples = Int16Array.from(sound.getChannelData(0), (each) => Math.max(-1, Math.min(1, each)) * 32767);
@@ -35,10 +35,10 @@ async function wavOf(recorded) {
   return new Blob([Uint32Array.from(head), samples], { type: 'audio/wav' });
 }
 
-// Pages without HTTPS have no microphone, localhost apart.
+// Without HTTPS only pages of localhost have a microphone.
 export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
-/** Begins to record. Returns what ends it, and then returns the WAV file. */
+/** Starts recording. Returns a function that stops it and returns the WAV file. */
 export async function record() {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 } });
   const recorder = new MediaRecorder(stream);

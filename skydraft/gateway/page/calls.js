@@ -1,9 +1,9 @@
-// Calls of tools in an answer: which tool with what, and a place to give the results.
+// An answer's tool calls with their arguments, and fields for the results.
 
 import { make } from './dom.js';
 import { worded } from './language.js';
 
-/** JSON in a shape that is easy to read; what is cut or broken stays as it is. */
+/** Formats JSON for reading; incomplete or invalid JSON stays as it is. */
 function spread(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
@@ -13,7 +13,7 @@ function spread(json) {
 }
 
 export class Calls {
-  list = []; // as messages of the next turn have them
+  list = []; // in the form of messages
   #boxes = [];
 
   constructor(onResults) {
@@ -25,7 +25,7 @@ export class Calls {
     this.element = make('form', { class: 'calls', hidden: true, onsubmit: send }, this.give);
   }
 
-  /** Takes the pieces of one chunk. */
+  /** Adds the pieces of one chunk. */
   take(pieces) {
     this.element.hidden = false;
     for (const { index, id, function: { name, arguments: more = '' } } of pieces) {
@@ -45,7 +45,7 @@ export class Calls {
     this.give.before(make('div', { class: 'call' }, worded(make('h4'), 'call.title', { name }), shown, label));
   }
 
-  /** Results can be given to calls of the last answer. */
+  /** Shows or hides the fields for results. Only the last answer takes them. */
   open(isOpen) {
     for (const element of [this.give, ...this.element.querySelectorAll('label')]) element.hidden = !isOpen;
   }

@@ -6,7 +6,7 @@ import { announce, say, worded } from './language.js';
 
 export class Composer {
   audio = null;
-  #ending = null; // ends the recording that runs
+  #ending = null; // the function that ends the current recording
   #isBusy = null;
 
   constructor({ settings, onSend, onStop }) {
@@ -22,7 +22,7 @@ export class Composer {
     $('record').addEventListener('click', () => this.#record());
     $('attach').addEventListener('click', () => $('file').click());
     $('file').addEventListener('change', ({ target }) => this.#take(target.files[0]));
-    document.addEventListener('dragover', (event) => event.preventDefault()); // or the browser opens the file
+    document.addEventListener('dragover', (event) => event.preventDefault()); // else the browser would open the file
     document.addEventListener('drop', (event) => {
       event.preventDefault();
       this.#take(event.dataTransfer.files[0]);
@@ -46,7 +46,7 @@ export class Composer {
     $('send').replaceChildren(icon(isBusy ? 'stop' : 'up'), words);
   }
 
-  /** Offers what the gateway has. */
+  /** Offers the gateway's modes and inputs. */
   offer({ modes, default_mode: standard, takes_audio: takesAudio }) {
     const { values } = this.settings;
     const options = () => modes.map((mode) => worded(make('option', { value: mode }), `mode.${mode}`));
@@ -60,7 +60,7 @@ export class Composer {
     $('record').hidden = !canRecord();
   }
 
-  /** The modes that the next question goes to. */
+  /** The modes for the next question. */
   get modes() {
     const { mode, secondMode } = this.settings.values;
     return [mode, ...(secondMode ? [secondMode] : [])];
@@ -96,7 +96,7 @@ export class Composer {
 
   async #record() {
     const ending = this.#ending;
-    $('record').disabled = true; // while the browser asks whether it may, and while the sound is made
+    $('record').disabled = true; // while the browser asks for permission, and while the WAV file is made
     try {
       if (ending) await this.#take(new File([await ending()], 'speech.wav'), say('recording'));
       else this.#attach(worded(make('p', { class: 'recording' }), 'recording'));

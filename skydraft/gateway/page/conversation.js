@@ -1,4 +1,4 @@
-// Turns in their order, the requests that make their answers, and the browser's copy of it all.
+// The turns of a conversation, the requests for their answers, and the browser's copy of both.
 
 import { Answer } from './answer.js';
 import { chat, complete } from './api.js';
@@ -9,15 +9,15 @@ import { announce } from './language.js';
 import { read } from './settings.js';
 import { Turn } from './turn.js';
 
-const OPEN = 'skydraft.open'; // which conversation this tab shows
+const OPEN = 'skydraft.open'; // the key of the conversation that this tab shows
 const LONGEST_TITLE = 80;
-const KEEP_EVERY_MS = 2000; // while an answer comes
+const KEEP_EVERY_MS = 2000; // interval of saving while an answer arrives
 
 const newSeed = () => crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
 
 export class Conversation {
   turns = [];
-  head = { id: newId() }; // what it is kept as
+  head = { id: newId() }; // id and title in the browser's store
   keeping = Promise.resolve();
   #keptAt = 0;
   #running = new Map();
@@ -30,7 +30,7 @@ export class Conversation {
     return this.#running.size > 0;
   }
 
-  /** Asks a text, a recording or both, or gives the results of calls. */
+  /** Sends a question (text, recording or both), or the results of calls. */
   send(asks, modes) {
     const seed = newSeed();
     const turn = this.#add(asks, modes.map((mode) => new Answer(mode, seed, this)));
@@ -45,14 +45,14 @@ export class Conversation {
     return turn;
   }
 
-  /** Removes what follows a turn. The list of conversations has it still, as it was. */
+  /** Removes all turns after one. The saved conversation keeps them; this one gets a new id. */
   #cutAfter(turn) {
     const removed = this.turns.splice(this.turns.indexOf(turn) + 1);
     for (const { element } of removed) element.remove();
     if (removed.length) this.#become({ id: newId() });
   }
 
-  /** Asks anew from here on. */
+  /** Replaces a turn and all later ones by an edited question. */
   #edit(turn, text) {
     if (this.busy) return;
     this.#cutAfter(turn);
@@ -65,18 +65,18 @@ export class Conversation {
     return this.turns.find(({ answers }) => answers.includes(answer));
   }
 
-  // What an answer's buttons and tokens do.
+  // Actions of an answer's buttons and tokens.
 
-  /** Asks again: what failed with the same seed, anything else with another. */
+  /** Asks again: a failed answer with the same seed, any other with a new one. */
   again(old) {
     const turn = this.#turnOf(old);
-    // The mode may have been switched since; side by side each answer keeps its own.
+    // A single answer uses the mode chosen now; answers side by side keep their own.
     const mode = turn.answers.length === 1 ? this.settings.values.mode : old.mode;
     const answer = new Answer(mode, old.status === 'failed' ? old.seed : newSeed(), this, old.branch);
     answer.asks = old.asks;
     turn.replace(old, answer);
     this.#run(turn, answer);
-    answer.body.focus({ preventScroll: true }); // the button that was pressed is gone
+    answer.body.focus({ preventScroll: true }); // the pressed button no longer exists
   }
 
   choose(answer) {
@@ -97,7 +97,7 @@ export class Conversation {
     askToken(answer, at, this.busy, likeliest, (choice) => this.#branch(answer, at, choice));
   }
 
-  /** All that was said before and in `turn`; a question that was never answered is left out. */
+  /** All messages up to `turn`, without earlier questions that have no answer. */
   #history(turn, { system }) {
     const messages = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
     for (const past of this.turns.slice(0, this.turns.indexOf(turn))) {
@@ -107,7 +107,7 @@ export class Conversation {
     return [...messages, ...turn.messages];
   }
 
-  /** A branch is asked as the answer was of which it is one. */
+  /** The body of a request. A branch uses the settings of the answer that it comes from. */
   #request(turn, answer) {
     if (!answer.branch) answer.asks = { ...this.settings.values };
     const { temperature, maxTokens, tools, schema } = answer.asks;
@@ -126,7 +126,7 @@ export class Conversation {
     };
   }
 
-  /** Asks one model alone for the probabilities at a token's place. A bias holds the token, so its own comes too. */
+  /** The body that asks one model for the probabilities at a token's place. A bias makes it report this token, too. */
   #question(answer, at, mode) {
     const { ids } = answer.before(at);
     return {
@@ -135,11 +135,11 @@ export class Conversation {
       max_tokens: 1,
       temperature: 0,
       logit_bias: { [answer.tokens[at].id]: 100 },
-      skydraft: { logprobs: 5, continue_ids: ids, continue_as_prompt: true }, // asked, so never audited
+      skydraft: { logprobs: 5, continue_ids: ids, continue_as_prompt: true }, // which also prevents an audit
     };
   }
 
-  /** Lets the text go on from another token at the place of one. */
+  /** Continues the text in a branch, with another token in the place of one. */
   #branch(answer, at, { id, token }) {
     if (this.busy) return;
     const turn = this.#turnOf(answer);
@@ -149,7 +149,7 @@ export class Conversation {
     this.#cutAfter(turn);
     turn.add(branch);
     this.#run(turn, branch);
-    const isBelow = branch.element.getBoundingClientRect().top > window.innerHeight / 2; // a phone has no room beside
+    const isBelow = branch.element.getBoundingClientRect().top > window.innerHeight / 2; // phones show it below
     branch.element.scrollIntoView({ block: isBelow ? 'start' : 'nearest' });
     branch.body.focus({ preventScroll: true });
   }
@@ -191,7 +191,7 @@ export class Conversation {
     this.#place();
   }
 
-  /** Shows all answers again, after a switch between Markdown and what was written. */
+  /** Shows all answers again, after a switch between Markdown and plain text. */
   show() {
     for (const answer of this.turns.flatMap(({ answers }) => answers)) answer.show();
   }
@@ -219,7 +219,7 @@ export class Conversation {
     if (id) await this.open(id, () => !this.turns.length); // unless a question was asked meanwhile
   }
 
-  /** Shows a conversation that the browser keeps, if it does and `isWanted` still. */
+  /** Shows a saved conversation if it exists and is still wanted. */
   async open(id, isWanted = () => true) {
     const head = await headOf(id);
     const turns = head && (await turnsOf(id));
@@ -235,7 +235,7 @@ export class Conversation {
     window.scrollTo(0, document.documentElement.scrollHeight);
   }
 
-  /** Keeps the turns as they are now, after what is being kept already. */
+  /** Saves the turns as they are now, after earlier saves have ended. */
   #keep() {
     const [{ text, audio }] = this.turns;
     const [head, turns] = [this.head, this.turns.map((turn) => turn.kept)];

@@ -1,4 +1,4 @@
-// Elements made by script. Strings become text nodes: what a model writes never turns into markup.
+// Makes elements. Strings become text nodes, so a model's text never becomes markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -12,11 +12,11 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Enter also takes a candidate of an input method; Safari tells so only by the code 229.
+// Enter also accepts an input method's candidate. Safari shows this only by the code 229.
 export const isEnter = ({ key, shiftKey, isComposing, keyCode }) =>
   key === 'Enter' && !shiftKey && !isComposing && keyCode !== 229;
 
-/** Keeps the end of the page in sight while it grows, unless the reader has gone up. */
+/** Keeps the end of the page in view while it grows, unless the reader has scrolled up. */
 export function follow(grow) {
   const page = document.documentElement;
   const isAtEnd = window.scrollY + window.innerHeight > page.scrollHeight - 90;

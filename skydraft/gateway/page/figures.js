@@ -1,4 +1,4 @@
-// What the rounds of an answer add up to.
+// The figures of an answer, summed over its rounds.
 
 export const ORIGINS = ['accepted', 'recovered', 'bonus', 'skipped', 'edge', 'cloud', 'edge-fallback'];
 
@@ -6,14 +6,14 @@ const ratio = (part, whole) => (whole ? part / whole : null);
 
 export class Figures {
   tokens = 0;
-  calls = 0; // times that the device asked the large model and waited
+  calls = 0; // times that the device waited for the large model
   written = 0; // tokens that the large model wrote itself
   seconds = 0;
   audited = 0;
   agreed = 0;
   origins = {};
   rounds = [];
-  stats = {}; // the gateway's own figures, which are better than ours: these include the way to the browser
+  stats = {}; // the gateway's own figures: unlike ours, without the time to the browser
 
   /** Counts the `skydraft` part of one chunk, which came `ms` after the request. */
   take({ num_tokens: tokens = 0, origin, record, stats, usage, receipt }, ms) {
@@ -36,7 +36,7 @@ export class Figures {
   }
 }
 
-/** Whole percents; 100 and 0 only where they are exact. */
+/** A share in whole percents; 100 % and 0 % only if exact. */
 export function percent(share) {
   if (share === null) return null;
   if (share > 0.99 && share < 1) return '>99%';
@@ -53,5 +53,5 @@ const figures = {
   tokens: ({ tokens }) => tokens || null,
 };
 
-/** All figures in words by their names, null what is not known. */
+/** All figures as text, by name; null if unknown. */
 export const shown = (of) => Object.fromEntries(Object.entries(figures).map(([name, say]) => [name, say(of) ?? null]));

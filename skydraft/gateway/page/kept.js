@@ -1,4 +1,4 @@
-// Conversations that this browser keeps, the newest of them; nothing of them is on the server.
+// The newest conversations, saved only in this browser.
 
 const MOST = 100;
 const STORES = ['heads', 'turns']; // {id, title, changed} to list, and the turns of each as JSON
@@ -20,7 +20,7 @@ function database() {
   return opening;
 }
 
-/** Does `work` on the stores in one transaction, and returns the result of the request that it made last. */
+/** Calls `work` with the stores in one transaction, and returns the result of its last request. */
 async function inStores(mode, work) {
   const open = await database();
   return new Promise((resolve, reject) => {
@@ -33,7 +33,7 @@ async function inStores(mode, work) {
 
 export const headOf = (id) => inStores('readonly', (heads) => heads.get(id));
 
-/** What is kept, newest first. */
+/** The saved conversations, newest first. */
 export async function allHeads() {
   const found = await inStores('readonly', (heads) => heads.getAll());
   return found.sort((one, other) => other.changed - one.changed);
@@ -41,7 +41,7 @@ export async function allHeads() {
 
 export const turnsOf = async (id) => JSON.parse(await inStores('readonly', (_, turns) => turns.get(id)));
 
-/** Keeps a conversation's turns under its id; under a new one if another tab went on with it meanwhile. */
+/** Saves a conversation under its id, or under a new one if another tab has changed it meanwhile. */
 export async function keep(head, turns) {
   const before = await headOf(head.id);
   if (before && before.changed !== head.changed) head.id = newId();

@@ -1,4 +1,4 @@
-// Words of the page in the language that is chosen. An element remembers its key, so that a switch can say it again.
+// The page's texts in the chosen language. An element stores its key, so that a switch of language can translate it.
 
 import { $ } from './dom.js';
 
@@ -14,15 +14,15 @@ const WORDS = Object.fromEntries(await Promise.all(['en', 'zh'].map(load)));
 
 let language = 'en';
 
-/** The words of a key. `{name}` is filled from `args`, where "@key" stands for other words. */
+/** The text of a key. `{name}` is filled from `args`, where "@key" means another key's text. */
 export function say(key, args = {}) {
   const fill = (value) => (String(value).startsWith('@') ? say(value.slice(1)) : value);
-  // A name that we have no word for (a new mode, a new reason) is better shown as it is than hidden.
+  // Show a name without a text (a new mode, a new reason) as it is.
   const template = WORDS[language][key] ?? key.slice(key.indexOf('.') + 1);
   return template.replace(/\{(\w+)\}/g, (_, name) => fill(args[name] ?? ''));
 }
 
-/** Says `key` in `element`: as its text, or as its title, label or placeholder. */
+/** Sets the text of `key` in `element`: as content, title, label or placeholder. */
 export function worded(element, key, args = {}, place = 'word') {
   element.dataset[place] = key;
   element.dataset[`${place}Args`] = JSON.stringify(args);
@@ -30,7 +30,7 @@ export function worded(element, key, args = {}, place = 'word') {
   return element;
 }
 
-/** Says something to screen readers. */
+/** Announces a text to screen readers. */
 export const announce = (key, args) => worded($('announce'), key, args);
 
 export function setLanguage(chosen) {

@@ -1,13 +1,13 @@
-// Whether the gateway and its cloud are there: asked every few seconds, and at once when there is news.
+// Shows whether the gateway and its cloud answer. Asks every few seconds, and at once after a notice.
 
 import { health } from './api.js';
 import { $ } from './dom.js';
 import { worded } from './language.js';
 
-const LONG = 1024; // tokens; shorter prompts are read before anyone looks
+const LONG = 1024; // tokens; shorter prompts are read too fast to show progress
 let timer = 0;
 
-/** Shows the link from now on; `onBack` is called when a gateway that was lost is back. */
+/** Shows the state from now on, and calls `onBack` when a lost gateway is back. */
 export async function watchLink(onBack) {
   clearTimeout(timer);
   if (document.hidden) return;

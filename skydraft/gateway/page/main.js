@@ -1,4 +1,4 @@
-// Puts the parts together.
+// Connects the parts of the page.
 
 import { models } from './api.js';
 import { Composer } from './composer.js';
@@ -23,7 +23,7 @@ function changed() {
   composer.setBusy(conversation.busy);
   const { answers } = conversation.turns.at(-1) ?? {};
   $('welcome').hidden = Boolean(answers);
-  $('strip').hidden = !answers; // its figures would all be empty
+  $('strip').hidden = !answers; // without answers it has no figures
   if (!answers) return;
   const wordOf = ({ mode, branch }) => (branch ? 'branch.short' : `mode.${mode}`);
   showFigures(answers.map((answer) => ({ word: wordOf(answer), figures: answer.figures })));
@@ -31,7 +31,7 @@ function changed() {
 
 function news() {
   watchLink(loadModels);
-  // The key may have been refused at first and given with a question.
+  // The models could not load if the user has only now given a valid key.
   if (!$('mode').options.length) loadModels();
 }
 
@@ -69,7 +69,7 @@ $('new').addEventListener('click', () => {
 });
 
 listSaved(conversation);
-conversation.reopen().catch(() => {}); // a browser that keeps nothing begins anew
+conversation.reopen().catch(() => {}); // a browser without storage starts empty
 watchLink(loadModels);
 loadModels();
 if (matchMedia('(pointer: fine)').matches) $('question').focus();

@@ -1,5 +1,5 @@
-// Markdown as elements: marked reads it, and DOMPurify lets only harmless elements through. HTML in an answer is text.
-// Then each letter is traced to its place in the answer, so its origin stays with it.
+// Shows Markdown: marked parses it, and DOMPurify lets only harmless elements through. HTML in an answer is text.
+// Each letter is then traced to its place in the answer, to keep its origin.
 
 import { icon, make } from './dom.js';
 import { announce, worded } from './language.js';
@@ -9,7 +9,7 @@ import './vendor/purify.min.js';
 const CLEAN = {
   ALLOWED_TAGS: ['p', 'br', 'hr', 'h4', 'h5', 'h6', 'blockquote', 'ul', 'ol', 'li', 'em', 'strong', 'del', 'a', 'code',
     'pre', 'table', 'thead', 'tbody', 'tr', 'th', 'td'],
-  ALLOWED_ATTR: ['href', 'start', 'align', 'class'], // a class names the language of code
+  ALLOWED_ATTR: ['href', 'start', 'align', 'class'], // the class of code names its language
   ADD_URI_SAFE_ATTR: ['start', 'align'],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_ARIA_ATTR: false,
@@ -18,9 +18,9 @@ const CLEAN = {
 };
 const WIDE = /[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef]/; // East Asian, which has no spaces between words
 const FORMULA = /^(?:\\\([^]{1,999}?\\\)|\\\[[^]{1,999}?\\\]|\$\$[^]{1,999}?\$\$|\$(?![\s$])[^$\n]*?[^\s\\$]\$(?!\d))/;
-const STRONG = /^\*\*(?=\S)([^*\n]*[^*\s])\*\*/; // though punctuation and no space stands beside it, as in Chinese
+const STRONG = /^\*\*(?=\S)([^*\n]*[^*\s])\*\*/; // also next to punctuation without a space, as in Chinese
 
-/** Formulas stay as they are written: `_`, `*` and backslashes mean something else in them. */
+/** Keeps formulas as they are written: `_`, `*` and backslashes have another meaning there. */
 const formula = (name, level, begins, ending) => ({
   name,
   level,
@@ -54,10 +54,10 @@ const marked = new Marked({
     formula('display', 'block', /(?<=\n)(?:\$\$|\\\[)/, /^ *(?:\n|$)/),
   ],
   tokenizer: {
-    // HTML is text, and what is rare in answers would turn a line that is not complete yet into something else.
+    // HTML is text. The other two are rare in answers, and would misread a line that is still incomplete.
     ...{ html: none, tag: none, def: none, lheading: none },
     url(text) {
-      const end = text.search(WIDE); // Chinese that follows without a space is no part of an address
+      const end = text.search(WIDE); // an address ends before Chinese text
       return end > 0 && Tokenizer.prototype.url.call(this, text.slice(0, end));
     },
   },
@@ -67,13 +67,13 @@ const marked = new Marked({
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
     image({ href, tokens }) {
-      return this.link({ href, tokens }); // what a model names is never loaded by itself
+      return this.link({ href, tokens }); // a model's image is a link: the page loads nothing by itself
     },
     checkbox: ({ checked }) => (checked ? '☑ ' : '☐ '),
   },
 });
 
-/** A button that copies what `text()` says then. */
+/** A button that copies the result of `text()`. */
 export function copyButton(text) {
   const words = worded(make('span'), 'copy');
   const copy = async () => {
@@ -99,13 +99,13 @@ function arrange(block) {
   for (const pre of block.querySelectorAll('pre')) {
     const language = pre.firstChild.className.replace('language-', '');
     const head = make('figcaption', {}, make('span', {}, language), copyButton(() => pre.textContent));
-    pre.tabIndex = 0; // it may be wider than the page
+    pre.tabIndex = 0; // for scrolling by keyboard
     enclose(pre, make('figure', { class: 'code' }, head));
   }
   for (const table of block.querySelectorAll('table')) enclose(table, make('div', { class: 'table', tabindex: 0 }));
 }
 
-/** Where in the text, from `at` on, the letters stand that are shown from `from` on, as far as they are written so. */
+/** Finds in `text`, from `at` on, the letters of `shown` from `from` on. */
 function placeOf(text, at, shown, from) {
   const [ahead] = /\n|.{1,16}/.exec(shown.slice(from));
   for (let length = ahead.length; length >= 1; length >>= 1) {
@@ -118,12 +118,12 @@ function placeOf(text, at, shown, from) {
 export class Markdown {
   #shown = []; // types and texts of the blocks in the body
 
-  /** `put(element, at, letters)` writes letters into an element, which stand in the text from `at` on. */
+  /** `put(element, at, letters)` writes letters into an element; `at` is their place in the text. */
   constructor(body, put) {
     Object.assign(this, { body, put });
   }
 
-  /** Shows the text, which has only grown since the last time. Blocks that are complete stay as they are. */
+  /** Shows the text, which has only grown since the last call. Unchanged blocks stay. */
   show(text, isRendered) {
     const blocks = isRendered ? this.#read(text) : [{ raw: text }];
     const names = blocks.map(({ type, raw }) => `${type} ${raw}`);
@@ -142,7 +142,7 @@ export class Markdown {
     try {
       return marked.lexer(text.replaceAll('\r', ' '));
     } catch {
-      return [{ raw: text }]; // it is nested too deeply
+      return [{ raw: text }]; // nested too deeply
     }
   }
 
@@ -150,7 +150,7 @@ export class Markdown {
     const block = make('div', { class: 'block' });
     try {
       block.append(DOMPurify.sanitize(marked.parser([token]), CLEAN));
-    } catch { // marked knows no such token, or it is nested too deeply
+    } catch { // unknown to marked, or nested too deeply
       block.className = 'as-written';
       this.put(block, at, token.raw);
       return block;
@@ -160,7 +160,7 @@ export class Markdown {
     return block;
   }
 
-  /** Writes the letters of a block anew: those that are shown stand in the text in the same order. */
+  /** Rewrites the letters of a block with their origins. The shown letters have the same order as in the text. */
   #trace(block, text, from) {
     const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
     const nodes = [];
@@ -170,7 +170,7 @@ export class Markdown {
       const written = new DocumentFragment();
       for (let letter = 0; letter < node.data.length;) {
         at = placeOf(text, at, node.data, letter);
-        let length = 1; // of letters that follow each other in both
+        let length = 1; // consecutive letters in both
         while (letter + length < node.data.length && node.data[letter + length] === text[at + length]) length += 1;
         this.put(written, at, node.data.slice(letter, letter + length));
         letter += length;

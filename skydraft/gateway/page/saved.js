@@ -1,4 +1,4 @@
-// The list of conversations that this browser keeps: open and delete.
+// The list of saved conversations, to open and delete.
 
 import { $, make } from './dom.js';
 import { allHeads, forget } from './kept.js';

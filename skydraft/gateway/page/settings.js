@@ -1,4 +1,4 @@
-// What the user chose, remembered in this browser, and the fields to choose it in: the id of each is its setting.
+// The user's settings, saved in this browser, and their fields. A field's id is the setting's name.
 
 import { $ } from './dom.js';
 import { setLanguage } from './language.js';
@@ -9,18 +9,18 @@ const DEFAULTS = {
   coloured: true, rendered: true, tools: '', schema: '',
 };
 const READERS = {
-  /** Tools from a list of functions, bare or as OpenAI wraps them. */
+  /** OpenAI's tools from a list of functions, bare or wrapped. */
   tools(list) {
     const tools = list.map((each) => (each.function ? each : { type: 'function', function: each }));
     return tools.every((tool) => tool.function.name) ? tools : undefined;
   },
-  /** The format of answers that fit a schema. */
+  /** OpenAI's response format for a schema. */
   schema(schema) {
     return schema.constructor === Object ? { type: 'json_schema', json_schema: { name: 'answer', schema } } : undefined;
   },
 };
 
-/** What the JSON of a setting says; undefined where it says nothing that can be used. */
+/** The value of a JSON setting; undefined if it is invalid. */
 export function read(name, text) {
   try {
     return READERS[name](JSON.parse(text));
@@ -54,7 +54,7 @@ export class Settings {
     field.addEventListener('input', () => {
       if (field.validity.valid && !Number.isNaN(field[what])) this.set({ [name]: field[what] });
     });
-    field.addEventListener('change', show); // in place of what cannot be used
+    field.addEventListener('change', show); // replaces an invalid value
     show();
   }
 

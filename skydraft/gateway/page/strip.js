@@ -1,4 +1,4 @@
-// The live strip beside the conversation: the figures of the last answers, and the legend of origins with their shares.
+// The panel beside the conversation: figures of the last answers, and the legend of origins with their shares.
 
 import { $, make } from './dom.js';
 import { ORIGINS, percent, shown } from './figures.js';
@@ -21,7 +21,7 @@ function legendEntry(origin, columns) {
   return [head, worded(make('dd'), `meaning.${origin}`)];
 }
 
-/** Shows answers, each with the key of its name and its figures. */
+/** Shows the figures of answers. Each column has the key of a name, and figures. */
 export function showFigures(columns) {
   const values = columns.map(({ figures }) => shown(figures));
   worded($('strip-line'), values[0].tokens ? 'figures.line' : 'figures', values[0]);

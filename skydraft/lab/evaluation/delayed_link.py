@@ -1,4 +1,4 @@
-"""An emulated link: a TCP proxy in front of a server on this machine, which holds back what passes."""
+"""An emulated link: a TCP proxy before a server on this machine, which delays all bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Chunks = asyncio.Queue[tuple[float, bytes]]
 
 
 class DelayedLink(AbstractContextManager["DelayedLink"]):
-    """A proxy on a free port of loopback, in its own thread: what comes goes on `delay_ms` later, each way."""
+    """A proxy on a free port of loopback, in its own thread. It forwards bytes `delay_ms` later, each way."""
 
     def __init__(self, target: tuple[str, int], delay_ms: float = 0.0) -> None:
         self.target, self.delay_ms = target, delay_ms
-        self.held_until = 0.0  # nothing goes on before that, on `time.monotonic`
+        self.held_until = 0.0  # time (`time.monotonic`) before which nothing is forwarded
         self.connections: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
         started: Future[int] = Future()
@@ -30,7 +30,7 @@ class DelayedLink(AbstractContextManager["DelayedLink"]):
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         started.set_result(server.sockets[0].getsockname()[1])
         await self._is_over.wait()
-        server.close()  # its connections are tasks, which `asyncio.run` cancels
+        server.close()  # `asyncio.run` cancels the tasks of its connections
 
     def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self._is_over.set)
@@ -41,7 +41,7 @@ class DelayedLink(AbstractContextManager["DelayedLink"]):
         task.add_done_callback(self.connections.discard)
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection until a side ends it and all of its bytes have arrived."""
+        """Forward one connection until a side ends it and all its bytes have arrived."""
         try:
             answers, to_target = await asyncio.open_connection(*self.target)
             async with asyncio.TaskGroup() as group:
@@ -60,7 +60,7 @@ class DelayedLink(AbstractContextManager["DelayedLink"]):
         chunks.put_nowait((0.0, b""))
 
     def goes_on_at(self, data: bytes, *, is_up: bool) -> float:
-        """When what came now goes on, on `time.monotonic`."""
+        """Return the time (`time.monotonic`) at which to forward data that came now."""
         return time.monotonic() + self.delay_ms / 1e3
 
     async def _write(self, chunks: Chunks, sink: asyncio.StreamWriter) -> None:

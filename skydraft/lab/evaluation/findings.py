@@ -1,4 +1,4 @@
-"""Records sorted into settings: the generations of each mode, all from the same prompts."""
+"""Sort records into settings: the generations of each mode, all from the same prompts."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,22 +25,22 @@ class Setting:
         return [case for per_prompt in self.cases for case in per_prompt]
 
     def sums(self, measure: str) -> Sides:
-        """Numerator and denominator of a measure, for each prompt."""
+        """Return a measure's numerators and denominators, [num_prompts] each."""
         count = BY_NAME[measure].count
         pairs = [np.array([count(case) for case in per_prompt], float).sum(0) for per_prompt in self.cases]
         above, below = np.array(pairs).T
         return above, below
 
 
-# A token of a text, with the draft model's signals at its place, where these are known. `agrees`: the target would
-# choose the token; `draft_agrees`: it would choose the draft model's choice. `accepted`: 1 for an accepted draft, 0
-# where one was rejected.
+# A token of a text, with the draft model's signals at its place, if known. `agrees`: the target would choose the token.
+# `draft_agrees`: the target would choose the draft model's choice. `accepted`: 1 for an accepted draft, 0 if one was
+# rejected here.
 TOKEN_COLUMNS = ("prompt", "mode", "repetition", "index", "token_id", "text", "origin", "entropy", "margin", "top_prob",
                  "agrees", "draft_agrees", "accepted")  # fmt: skip
 
 
 def token_rows(case: Case) -> Iterator[dict[str, Any]]:
-    """A dict of TOKEN_COLUMNS for each token."""
+    """Yield a dict of TOKEN_COLUMNS for each token."""
     line, score = case.generation, case.score
     drafted: dict[int, tuple[Any, ...]] = {}  # signals and `accepted`, by index
     for entry in line.rounds:
@@ -59,7 +59,7 @@ def token_rows(case: Case) -> Iterator[dict[str, Any]]:
 
 
 class Findings:
-    """Records sorted into settings. Prompts that an interrupted run did not answer in every mode are left out."""
+    """Records sorted into settings. Prompts that an interrupted run did not answer in every mode are omitted."""
 
     def __init__(self, records: Records) -> None:
         self.run = records.run

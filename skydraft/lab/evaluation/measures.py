@@ -1,6 +1,6 @@
-"""The figures of a comparison, each a sum over a sum, so that prompts can be resampled for intervals.
+"""The figures of a comparison. Each is a ratio of two sums, so that intervals can come from resampled prompts.
 
-Each measure carries its definition, which the report prints.
+Each measure has its definition, which the report prints.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from skydraft.types import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One generation with its score. `cloud_ids` are the target's own tokens for the same prompt and style, where
+    """One generation with its score. `cloud_ids` are the target's own tokens for the same prompt and style, if mode
     `cloud` was run."""
 
     prompt: PromptEntry
@@ -37,7 +37,7 @@ Fraction = tuple[float, float]  # numerator and denominator
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure: `count` gives the numerator and denominator that one generation adds, if it is a sum of those."""
+    """A figure. `count` returns the numerator and denominator that one generation adds."""
 
     name: str
     label: str

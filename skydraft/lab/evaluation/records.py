@@ -1,8 +1,8 @@
-"""records.jsonl: a line for each event, in order. Every figure of a report is computed from it.
+"""records.jsonl: one line for each event, in order. A report computes all its figures from it.
 
-The first line (`run`) describes the run. Then come `generation` lines, one per prompt, mode and repetition, then
-`verdict` lines where prompts are tasks, and at last `score` lines with both models' predictions. A file may be read
-while it is being written.
+The first line (`run`) describes the run. Then come `generation` lines, one per prompt, mode and repetition, `verdict`
+lines if prompts are tasks, and finally `score` lines with both models' predictions. A file may be read while it is
+written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME_IT = "Name the folder of a comparison."
 
 
 class PromptEntry(Stored):
-    """`audio` is the path of a recording."""
+    """A prompt. `audio` is the path of a recording."""
 
     id: str
     prompt: str
@@ -38,7 +38,8 @@ class PromptEntry(Stored):
 
 
 class ModelEntry(Stored):
-    """`forward_ms[n - 1]` is the probed time of a forward of n rows; a server tells none, nor its rows."""
+    """A model. `forward_ms[n - 1]` is the probed time of a forward of n rows. For a server it is empty, and
+    `invariant_rows` is 0."""
 
     name: str
     fingerprint: str
@@ -49,7 +50,7 @@ class ModelEntry(Stored):
 class RunLine(Stored):
     """The settings of a run, its machine, its models and its prompts.
 
-    `emulated_rtt_ms` is the round trip of an emulated link, `calibration` the hash of the used one, `isolation` how
+    `emulated_rtt_ms` is the round trip of an emulated link. `calibration` is a hash. `isolation` describes how the
     code of tasks was isolated.
     """
 
@@ -77,7 +78,7 @@ class RunLine(Stored):
 
 
 class RoundEntry(Stored):
-    """`signals` of a drafted token are entropy, margin and top probability."""
+    """A round. `signals` has (entropy, margin, top probability) for each drafted token."""
 
     record: StepRecord
     ended_by: EndedBy
@@ -86,7 +87,7 @@ class RoundEntry(Stored):
 
 
 class GenerationLine(Stored):
-    """`pieces` are the texts of the tokens."""
+    """A finished text. `pieces` are its tokens' texts."""
 
     kind: Literal["generation"] = "generation"
     prompt: str
@@ -116,8 +117,8 @@ class GenerationLine(Stored):
 class ScoreLine(Stored):
     """Both models' predictions after each prefix of a text.
 
-    `choices` are the target's greedy choices under the constraints of the run and `style`, `choice_pieces` their
-    texts, `nll` the −log p of each token under the target (nats, raw logits), `drafted` the draft model's choices.
+    `choices` are the target's greedy choices under the constraints of the run and `style`; `choice_pieces` are their
+    texts. `nll` is each token's −log p under the target (nats, raw logits). `drafted` are the draft model's choices.
     """
 
     kind: Literal["score"] = "score"
@@ -140,7 +141,7 @@ def _check_lengths(*lists: Sized) -> None:
 
 
 class VerdictLine(Stored):
-    """What a task's check says of a text."""
+    """The verdict of a task's check on a text."""
 
     kind: Literal["verdict"] = "verdict"
     prompt: str
@@ -164,7 +165,7 @@ class Records(Stored):
     verdicts: tuple[VerdictLine, ...] = ()
 
     def unjudged(self) -> Texts:
-        """Texts of tasks without a verdict, each once."""
+        """Return the texts of tasks that have no verdict yet, each once."""
         tasks = {prompt.id for prompt in self.run.prompts if prompt.task}
         judged = {(line.prompt, line.token_ids) for line in self.verdicts}
         texts = {(line.prompt, line.token_ids): line.text for line in self.generations if line.prompt in tasks}
@@ -177,12 +178,12 @@ def round_entry(done: Round) -> RoundEntry:
 
 
 def signals_entry(signals: Signals) -> tuple[float, float, float]:
-    """Entropy, margin and top probability, rounded for the file."""
+    """Return (entropy, margin, top probability), rounded for the file."""
     return round(signals.entropy, 4), round(signals.margin, 5), round(signals.top_prob, 5)
 
 
 def read_records(path: Path) -> Records:
-    """All lines but an incomplete last one. Raises RecordsError."""
+    """Read all lines but an incomplete last one. Raises RecordsError."""
     lines = list(_parse(path))
     runs = [line for line in lines if isinstance(line, RunLine)]
     if len(runs) != 1 or lines[0] is not runs[0]:
@@ -203,7 +204,7 @@ def _parse(path: Path) -> Iterator[AnyLine]:
             if line:
                 yield _parse_line(path, number, line)
         except RecordsError:
-            if number < len(lines):  # what follows the last newline may have been cut
+            if number < len(lines):  # text after the last newline may be incomplete
                 raise
 
 
@@ -218,13 +219,13 @@ def _check_references(path: Path, records: Records) -> None:
     lines: Iterable[GenerationLine | ScoreLine | VerdictLine]
     lines = (*records.generations, *records.scores, *records.verdicts)
     if any(line.prompt not in prompts for line in lines) or any(line.mode not in modes for line in records.generations):
-        raise RecordsError(f"{path} has a line for a prompt or a mode that it does not hold.")
+        raise RecordsError(f"{path} has a line for a prompt or a mode that its first line does not have.")
     if len(prompts) < len(records.run.prompts) or len(keys(records.generations)) < len(records.generations):
         raise RecordsError(f"{path} has a prompt or a generation twice.")
 
 
 def write_line(file: TextIO, line: BaseModel) -> None:
-    """Requested values keep all digits; measured ones are rounded."""
+    """Write a line. Settings keep all digits; measured values are rounded."""
     content = line.model_dump(mode="json", by_alias=True)
     if isinstance(line, GenerationLine):
         content |= {"wall_ms": round(line.wall_ms, 5), "rounds": rounded(content["rounds"], 5)}
@@ -233,7 +234,7 @@ def write_line(file: TextIO, line: BaseModel) -> None:
 
 
 def drop_cut_line(path: Path) -> None:
-    """In place: a file that is written again could be lost half-way, and hours of work with it."""
+    """Drop an incomplete last line in place: rewriting the file could lose hours of work."""
     os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 

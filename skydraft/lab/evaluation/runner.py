@@ -1,7 +1,7 @@
-"""Runs prompts in several modes, interleaved (A B A B), so that compared times come from the same minutes.
+"""Run prompts in several modes, interleaved (A B A B), so that compared times come from the same minutes.
 
-Runs are warm, and each finished generation becomes a line of records.jsonl at once. An interrupted run continues where
-it stopped. Texts are judged and scored after all runs, so that this is in no measured time.
+Each mode is warmed up first. Each finished generation is written to records.jsonl at once, so an interrupted run
+continues where it stopped. Texts are judged and scored after all runs, outside the measured times.
 """
 
 import os
@@ -32,7 +32,7 @@ from skydraft.lab.evaluation.records import (
 )
 
 RECORDS = "records.jsonl"
-# The fields, besides the models, that must be equal to continue an earlier run.
+# Fields that must be equal, besides the models, to continue an earlier run.
 _SAME = ("modes", "repetitions", "workload_sha256", "prompts", "emulated_rtt_ms", "execution", "think",
          "share_audio", "calibration", "engine_options", "machine")  # fmt: skip
 
@@ -53,13 +53,13 @@ Done = Callable[[], None]
 
 
 def trials(run: RunLine) -> Iterator[Trial]:
-    """All generations of a run, interleaved."""
+    """Yield all generations of a run, interleaved."""
     for repetition, prompt, mode in product(range(run.repetitions), run.prompts, run.modes):
         yield Trial(prompt, mode, repetition)
 
 
 def measure(trial: Trial, start: Start) -> GenerationLine:
-    """Run one generation to its end. The clock runs from before its start to its last token."""
+    """Run one generation to its end. The time is from before its start to its last token."""
     began = time.perf_counter()
     with start(trial) as generation:
         rounds = list(generation.rounds())
@@ -75,8 +75,8 @@ def measure(trial: Trial, start: Start) -> GenerationLine:
 
 
 def alone_in(folder: Path) -> AbstractContextManager[object]:
-    """Lock `folder`, which is made if missing, until the process ends at the latest. Raises OptionError if another
-    process holds the lock, or the folder cannot be written."""
+    """Lock `folder`, at most until the process ends. Make it if it is missing. Raises OptionError if another process
+    holds the lock, or the folder cannot be written."""
     hint = "Give another --out, or wait until that one is done."
     busy = OptionError(f"Another comparison is writing to {folder}.", hint=hint)
     with telling(OptionError, f"--out {folder} cannot be written", "Choose another folder."):
@@ -84,8 +84,8 @@ def alone_in(folder: Path) -> AbstractContextManager[object]:
 
 
 class Comparison:
-    """A run that writes to `folder`, or continues the run there. Raises RecordsError if that is a different one with
-    answers."""
+    """A run that writes to `folder`, or continues the run there. Raises RecordsError if `folder` has answers of a
+    different run."""
 
     def __init__(self, folder: Path, run: RunLine) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Comparison:
             says = f"{self.path} holds another run: not the same {differs}."
             raise RecordsError(says, hint="Give another --out, or remove the file.")
         if before and not differs:
-            drop_cut_line(self.path)  # only now: other files stay unchanged
+            drop_cut_line(self.path)  # not earlier, so that another run's file stays unchanged
             self._run, done = before.run, keys(before.generations)
         else:
             self._run, done, whole = run, set(), self.path.with_suffix(".new")
@@ -107,14 +107,14 @@ class Comparison:
         self.num_done = len(done)
 
     def append(self, lines: Iterable[BaseModel], counting: AbstractContextManager[Done]) -> None:
-        """Write each line as soon as it is made; what `counting` gives is called after each."""
+        """Write each line as soon as it is made. `counting` yields a function that is called after each."""
         with counting as done, self.path.open("a", encoding="utf-8", newline="") as file:
             for line in lines:
                 write_line(file, line)
                 done()
 
     def generations(self, start: Start) -> Iterator[GenerationLine]:
-        """Run what is missing, each mode once before, unmeasured, as a first run touches memory for the first time."""
+        """Run the missing trials. Before a mode's first one, run it once unmeasured, to warm up memory."""
         warmed: set[str] = set()
         for trial in self.todo:
             if trial.mode.name not in warmed:
@@ -123,7 +123,7 @@ class Comparison:
             yield measure(trial, start)
 
     def unscored(self) -> list[tuple[PromptEntry, Mode, tuple[int, ...]]]:
-        """Texts without a score, each once, grouped by prompt and style."""
+        """Return the texts without a score, each once, grouped by prompt and style."""
         records = read_records(self.path)
         scored = {(line.prompt, line.style, line.token_ids) for line in records.scores}
         prompts = {prompt.id: prompt for prompt in records.run.prompts}
@@ -141,7 +141,7 @@ class Comparison:
 
 
 def _difference(before: RunLine, now: RunLine) -> str:
-    """What is not as before, or ""."""
+    """Return the name of the first difference, or ""."""
     differs = [name.replace("_", " ") for name in _SAME if getattr(before, name) != getattr(now, name)]
     sides = ((side, getattr(before, side).fingerprint, getattr(now, side).fingerprint) for side in ("draft", "target"))
     differs += [f"{side} model" for side, old, new in sides if old != new]

@@ -1,4 +1,4 @@
-"""Scores of finished texts: one pass of each model over a text, after the runs and outside their times."""
+"""Score finished texts: both models read each text once, after the runs and outside their times."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -19,7 +19,7 @@ def scores(
     pair: tuple[Engine, Engine], prompt: str, prompts: PromptPair, params: DecodingParams,
     texts: Iterable[tuple[int, ...]], style: str | None = None,
 ) -> Iterator[ScoreLine]:  # fmt: skip
-    """Scores of `texts` that answer one prompt. Choices are greedy, whatever the temperature of the run."""
+    """Yield the scores of `texts` that answer one prompt. Choices are greedy, whatever the run's temperature."""
     draft, target = pair
     params = replace(params, temperature=0.0)
     with (
@@ -37,6 +37,6 @@ def scores(
 
 
 def _nll(row: Any, token_id: int) -> float:
-    """-log p of a token, in nats, rounded for the file."""
+    """Return -log p of a token in nats, rounded for the file."""
     highest = row.max()
     return round(float(np.log(np.exp(row - highest).sum()) + highest - row[token_id]), 5)

@@ -1,4 +1,4 @@
-"""The figures of a comparison: summary.json, which the page shows."""
+"""The figures of a comparison: summary.json, which is also the page's data."""
 
 from typing import Any, Literal
 
@@ -13,10 +13,10 @@ from skydraft.lab.tasks.figures import TaskSet, task_sets
 
 
 class SettingFigures(Stored):
-    """The figures of a mode. `measures` holds the measures with a value.
+    """The figures of a mode. `measures` has the measures with a value.
 
-    `speed_over` has tokens/s in units of other modes, `differences` the measures less
-    those of the first mode (none in that mode).
+    `speed_over` has tokens/s divided by another mode's. `differences` has the measures minus the first mode's; it is
+    empty for the first mode.
     """
 
     mode: str
@@ -35,7 +35,7 @@ class Summary(Stored):
     """The content of summary.json. Intervals are a paired bootstrap over prompts."""
 
     schema_number: Literal[2] = Field(default=2, alias="schema")
-    run: dict[str, Any]  # its line without the prompts, and how many there were
+    run: dict[str, Any]  # the run's line, with the number of prompts instead of the prompts
     bootstrap: dict[str, Any]
     settings: tuple[SettingFigures, ...]
     tasks: tuple[TaskSet, ...] = ()
@@ -51,7 +51,7 @@ def summarize(findings: Findings) -> Summary:
 
 
 def _setting(findings: Findings, setting: Setting) -> SettingFigures:
-    cases, resamples = setting.all_cases, Resamples(len(setting.cases))  # the same draws for each mode
+    cases, resamples = setting.all_cases, Resamples(len(setting.cases))  # draws are the same for each mode
     first, sums = findings.settings[0], {measure.name: setting.sums(measure.name) for measure in MEASURES}
     others = sums if setting is not first else ()
     differs = {name: resamples.compared(np.subtract, sums[name], first.sums(name)) for name in others}

@@ -30,8 +30,8 @@ class Workload:
 
 
 def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
-    """At most `limit` prompts of a .jsonl file, or of a text file's lines. A line has a prompt, and optionally id,
-    category and audio (a path beside the file). Raises PromptError."""
+    """Read at most `limit` prompts from a .jsonl file, or from a text file's lines. JSON lines have a prompt and
+    optionally id, category and audio (a path relative to the file). Raises PromptError."""
     content, lines = read_lines(path, "prompt file")
     if path.suffix in (".jsonl", ".json"):
         prompts = [_read_json(path, number, line) for number, line in lines]
@@ -40,12 +40,12 @@ def read_prompts(path: Path, *, limit: int | None = None) -> Workload:
     if len({prompt.id for prompt in prompts}) < len(prompts):
         raise PromptError(f"Two prompts in {path} have the same id.", hint="Give each prompt its own id.")
     if not prompts:
-        raise PromptError(f"{path} holds no prompt.", hint="Write one prompt a line.")
+        raise PromptError(f"{path} holds no prompt.", hint="Write one prompt on each line.")
     return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(prompts[:limit]))
 
 
 def read_lines(path: Path, what: str) -> tuple[bytes, list[tuple[int, str]]]:
-    """The content of a file, and its lines that are not empty, with their numbers. Raises PromptError."""
+    """Return a file's content, and its lines that are not empty, as (number, line). Raises PromptError."""
     with telling(PromptError, f"The {what} {path} cannot be read", "Check its name, or convert it with iconv."):
         content = read_file(path)
         text = content.decode("utf-8-sig")

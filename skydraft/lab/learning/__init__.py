@@ -1,1 +1,1 @@
-"""The draft model learns from the target. What people ask is kept where the user says so alone, on this device."""
+"""Let the draft model learn from the target. Prompts are kept only where the user says so, on this device."""

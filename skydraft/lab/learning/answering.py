@@ -1,4 +1,4 @@
-"""Lets the target answer prompts, many side by side at a server; each answer is kept as a lesson once it is whole."""
+"""Let the target answer prompts, many in parallel at a server. Each finished answer is kept as a lesson."""
 
 import threading
 from collections import Counter
@@ -21,8 +21,8 @@ NUM_SIDE_BY_SIDE = 16  # texts that a server writes at a time
 
 
 class Answering:
-    """Answers of the target `cloud` to requests, each once: what `store` has is not asked again. `weights` names the
-    target. `edge` reads the prompts, and writes nothing."""
+    """Answers of the target `cloud` to requests, each once. Answers in `store` are reused. `weights` identifies the
+    target. `edge` only encodes the prompts."""
 
     def __init__(
         self, requests: Sequence[GenerateRequest], edge: Engine, cloud: Engine | Cloud, weights: str, store: Store
@@ -30,12 +30,12 @@ class Answering:
         self._edge, self._cloud, self._weights, self._store = edge, cloud, weights, store
         asks = [replace(each, plan=make_plan("cloud")) for each in requests]
         reads = [prompted(each, edge) for each in asks]
-        if isinstance(cloud, Engine):  # it would read a prompt by a template of its own
+        if isinstance(cloud, Engine):  # else it would use its own template
             check_same(edge.vocab, cloud.vocab)
             asks = [replace(resolved, prompt_ids=read.edge.token_ids) for resolved, read in reads]
         self._keys = [_key(read.edge.token_ids, resolved) for resolved, read in reads]
         self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
-        for lesson in store.lessons(Counter()) if asks else ():  # one in memory at a time: there may be many others
+        for lesson in store.lessons(Counter()) if asks else ():  # read singly: there may be many
             if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint):
                 self._note(_key(lesson.prompt_ids, lesson), lesson)
 
@@ -45,20 +45,19 @@ class Answering:
 
     @property
     def todo(self) -> list[GenerateRequest]:
-        """The requests that have no answer yet, each once."""
+        """The requests without an answer, each once."""
         return list(self._missing.values())
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many tokens the target has to read for what is left to do."""
+        """The number of prompt tokens that the target still has to read."""
         return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
 
     def run(self, on_done: Callable[[Lesson], None]) -> list[Lesson | None]:
-        """Answer what is left to do; returns the lesson of each request, None where the target wrote nothing.
+        """Answer the open requests. Return each request's lesson, None where the target wrote nothing.
 
-        Calls `on_done` after each answer, from some thread, one at a time. After the first error, also one that
-        `on_done` raises, no other is begun, and it is raised; what was answered until then is kept. Ctrl-C ends the
-        answers under way, too.
+        Call `on_done` after each answer, from any thread, one at a time. The first error, also from `on_done`, stops
+        new answers and is raised; finished answers are kept. Ctrl-C also ends the answers in progress.
         """
         is_over, lock, under_way = threading.Event(), threading.Lock(), list[Generation]()
 
@@ -92,6 +91,6 @@ class Answering:
 
 
 def _key(prompt_ids: Sequence[int], told: Lesson | GenerateRequest) -> str:
-    """What an answer is an answer to: the prompt, and the parameters that were not the default."""
+    """Return a key for the prompt and the parameters that differ from the default."""
     params = told.params if isinstance(told, Lesson) else params_entry(told.params)
     return f"{tuple(prompt_ids)} {sorted(params.items())}"

@@ -1,4 +1,4 @@
-"""Calibrates the gate to a pair of models, from texts that both write here or from lessons."""
+"""Calibrate the gate to a pair of models, with texts that both write here or with lessons."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ from skydraft.prompts.pair import read_prompt
 from skydraft.types import Prompt, Signals, short_weights
 
 _MODE_OF: dict[Literal["target", "draft"], str] = {"target": "cloud", "draft": "edge"}
-_NEWEST = 60  # answers, by which an adapter is compared with the one in use
+_NEWEST = 60  # answers for comparing an adapter with the one in use
 OnDone: TypeAlias = Callable[[], None]
 
 
@@ -38,8 +38,8 @@ def _read(
 
 
 def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
-    """Read a lesson with a draft model, not always the one that drafted, and label the tokens that the target judged.
-    It chooses with the lesson's parameters. At a token that the target would not have written it counts as wrong."""
+    """Read a lesson with a draft model, perhaps another than drafted it, and label the tokens that the target judged.
+    The model chooses with the lesson's parameters. At a token marked WRONG its choice counts as wrong."""
     choices = _read(edge, Prompt(lesson.prompt_ids), lesson.token_ids, lesson.decoding)
     judged = [index for index, mark in enumerate(lesson.marks) if mark in KNOWN or mark == WRONG]
     disagrees = (lesson.marks[index] == WRONG or choices[index][0] != lesson.token_ids[index] for index in judged)
@@ -49,13 +49,13 @@ def labelled(edge: Engine, lesson: Lesson) -> LabelledText:
 def label_texts(
     edge: Engine, cloud: Engine, questions: Iterable[tuple[Message, ...]], max_new_tokens: int, on_done: OnDone
 ) -> list[LabelledText]:
-    """Let both models answer alone, greedily, and label what each wrote; calls `on_done` after each question."""
+    """Let each model answer by itself, greedily, and label both texts. Call `on_done` after each question."""
     params = DecodingParams(max_new_tokens=max_new_tokens)
     texts: list[LabelledText] = []
     for messages in questions:
         prompts = read_prompt(edge, messages)
         for path, mode in _MODE_OF.items():
-            request = GenerateRequest(messages, make_plan(mode), params, adapter="none")  # than `edge` has already
+            request = GenerateRequest(messages, make_plan(mode), params, adapter="none")  # `edge` already has one
             token_ids = api.start(request, edge=edge, cloud=cloud).run().token_ids
             drafted = _read(edge, prompts.edge, token_ids, params)
             read = _read(cloud, prompts.target, token_ids, params) if path == "draft" else ()
@@ -82,23 +82,23 @@ def calibrate_lessons(
     lessons: Sequence[Lesson], texts: Sequence[LabelledText], edge: Engine, name: str,
     learned_from: frozenset[str] = frozenset(),
 ) -> tuple[Calibration, list[LabelledText]]:  # fmt: skip
-    """Fit a calibration, called `name`, to lessons of one target as the draft model has read them.
+    """Fit a calibration called `name` to lessons of one target, which the draft model has read as `texts`.
 
-    `learned_from` are digests of the prompts that it was trained on. Returns the calibration and the texts of all other
-    prompts, which its limits come from. Raises RecordsError or PromptError for too few of them.
+    `learned_from` has digests of the prompts that it was trained on. Return the calibration, and the texts of all other
+    prompts: only these set its limits. Raises RecordsError or PromptError for too few of them.
     """
     read = zip(lessons, texts, strict=True)
     unseen = [text for lesson, text in read if digest(lesson.prompt_ids) not in learned_from]
     if not unseen:
-        message = "The adapter was trained on all these answers, so none can tell how well it does on others."
-        raise RecordsError(message, hint="Collect some more with --learn DIR.")
+        message = "The adapter was trained on all these answers, so none of them can show how well it does on others."
+        raise RecordsError(message, hint="Collect more with --learn DIR.")
     target = PairSide(name=short_weights(lessons[0].target), fingerprint=lessons[0].target)
     longest = max(len(lesson.token_ids) for lesson in lessons)
     return fit(texts, side_of(edge), target, name, longest, unseen=unseen), unseen
 
 
 def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -> Path:
-    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair. Returns its
+    """Write a calibration to `out`, or into `cache`, where it replaces an earlier one of the same pair. Return its
     file. Raises OptionError."""
     pair = hashlib.sha256(f"{made.draft.fingerprint} {made.target.fingerprint}".encode()).hexdigest()[:8]
     folder, names = cache / "calibrations", re.sub(r"[^\w.-]", "_", f"{made.draft.name}--{made.target.name}")[:100]
@@ -112,8 +112,10 @@ def write_calibration(made: Calibration, cache: Path, out: Path | None = None) -
 def gain_over(
     used: Engine, lessons: Sequence[Lesson], texts: Sequence[LabelledText], seen: frozenset[str]
 ) -> Gain | None:
-    """How α on the newest lessons would change from the draft model `used` to the one that read the `texts` of all.
-    `seen` are digests of the prompts that `used` was trained on, which say nothing; None where there are no others."""
+    """Return the change of α on the newest lessons, from the draft model `used` to the one that read `texts`.
+
+    Lessons with prompts in `seen`, digests of the training prompts of `used`, do not count. None if no others remain.
+    """
     newest = [each for each in zip(lessons, texts, strict=True) if digest(each[0].prompt_ids) not in seen][-_NEWEST:]
     if not newest:
         return None

@@ -1,4 +1,4 @@
-"""Keeps what a finished generation says about the draft model as a lesson, where the user asked for it."""
+"""Keep finished generations as lessons about the draft model, if the user asked for it."""
 
 import threading
 from collections import Counter
@@ -14,15 +14,15 @@ from skydraft.errors import CloudError, SkydraftError
 from skydraft.lab.learning.lessons import AGREED, CORRECTED, TAUGHT, UNJUDGED, WRONG, Lesson, Store, params_entry
 from skydraft.types import Round
 
-_FACTS_S = 0.5  # how long a server is asked for what it runs
+_FACTS_S = 0.5  # timeout of the question which model a server runs
 
 
 def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
-    """A mark for each token, from the rounds of one generation.
+    """Return a mark for each token, from the rounds of one generation.
 
-    An audit, of a later round or of the whole text, marks a token that was skipped; without one it stays unjudged. What
-    was copied without the draft model says nothing of it. Where the draft model read along, a token that the target
-    wrote says whether it would have written it too. A token that a grammar forces says nothing of either.
+    A skipped token is unjudged unless an audit, of a later round or of the whole text, marks it. A token copied without
+    the draft model shows nothing about that model. If the draft model read the target's tokens, they show whether it
+    agrees. A token that a grammar forces shows nothing about either model.
     """
     marks, num_seen, forced = list[str](), 0, list[int]()
     for done in rounds:
@@ -49,10 +49,10 @@ def marks_of(rounds: Iterable[Round], audit: Audit = ()) -> str:
 
 
 def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit: Audit = ()) -> Lesson | None:
-    """The lesson of a generation with models of these fingerprints; None where the target judged nothing."""
+    """Return the lesson of a generation with models of these fingerprints; None if the target judged nothing."""
     marks = marks_of(generation.rounds_so_far, audit)
     if generation.finish_reason == "content_filter":
-        marks = marks[:-1] + UNJUDGED  # no model chose the end
+        marks = marks[:-1] + UNJUDGED  # the filter chose the end
     if not set(marks) - {UNJUDGED}:
         return None
     return Lesson(
@@ -62,41 +62,41 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit
 
 
 class Collector:
-    """An observer that keeps lessons in a folder. From any thread.
+    """An observer that keeps lessons in a folder. Any thread may use it.
 
-    A lesson that cannot be kept is lost; generations go on. `notify` gets a line for each reason, once, and at the end
-    how many were lost. Raises OptionError or NotEnoughDisk where the folder cannot be written from the start.
+    A lesson that cannot be kept is lost, but generations continue. `notify` gets one line for each reason, and at the
+    end the number of lost lessons. Raises OptionError or NotEnoughDisk if the folder cannot be written at the start.
     """
 
     def __init__(self, folder: Path | str, *, notify: Callable[[str], None] = lambda line: None) -> None:
         self.store = Store(Path(folder))
         self.store.prepare()
         self._notify, self._lock = notify, threading.Lock()
-        self._lost = Counter[str]()  # by why
+        self._lost = Counter[str]()  # by reason
 
     def begins(self, request: GenerateRequest) -> GenerateRequest:
         return request
 
     def ended(self, generation: Generation) -> None:
-        if not generation.request.is_audited:  # else it comes with its audit
+        if not generation.request.is_audited:  # else the auditor keeps it, with its audit
             self.keep(generation)
 
     def keep(self, generation: Generation, audit: Audit = ()) -> bool:
-        """Keep what a generation and its audit teach so far; returns whether that is anything."""
+        """Keep the lesson of a generation and its audit. Return whether there was one."""
         edge, target = generation.edge, generation.target
         reader = edge or (target.engine if target else None)
         was_judged = bool(audit) or any(done.record.outcome == "verified" for done in generation.rounds_so_far)
-        chosen = generation.request.begun or generation.request.params.logit_bias  # by somebody who asked for a token
+        chosen = generation.request.begun or generation.request.params.logit_bias  # by the user, not by the models
         if target is None or reader is None or not was_judged or chosen:
             return False
         if generation.prompts.edge.media:
-            return self._lose("Answers to speech are not kept: nothing is learned from them.")
+            return self._lose("Answers to speech are not kept: the draft model cannot learn from them.")
         facts = None
         with suppress(CloudError):
             facts = target.facts(_FACTS_S)
         if facts is None or not facts.weights:
-            why = "The server does not tell which model it runs" if facts else "The cloud is gone"
-            return self._lose(f"{why}, so the model that judged this answer is not known: it is not kept.")
+            why = "The server does not tell which model it runs" if facts else "The cloud was lost"
+            return self._lose(f"{why}, so this answer is not kept: the model that checked it is unknown.")
         lesson = lesson_of(generation, edge.fingerprint if edge else "", facts.weights, reader.vocab.fingerprint, audit)
         return lesson is not None and self.add(lesson)
 
@@ -104,7 +104,7 @@ class Collector:
         try:
             self.store.add(lesson)
         except SkydraftError as error:
-            return self._lose(f"{error.line} Answers that cannot be written are not learned from.")
+            return self._lose(f"{error.line} Nothing can be learned from answers that are not written.")
         return True
 
     def _lose(self, why: str) -> Literal[False]:

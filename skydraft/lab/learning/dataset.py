@@ -1,4 +1,4 @@
-"""Chooses lessons of one vocabulary and one target, and holds some out."""
+"""Choose lessons of one vocabulary and one target, and hold some out."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from skydraft.errors import OptionError, RecordsError
 from skydraft.lab.learning.lessons import Lesson, Store, encode
 from skydraft.prompts.pair import beginning_ids
 
-MIN_GENERATIONS = 24  # below, what is held out says nothing
-MAX_LEN = 1024  # tokens of a prompt and its answer; longer ones are not trained with
-MAX_GENERATIONS = 1000  # the newest; what the lower layers say of them is in memory: 4 kB a token
+MIN_GENERATIONS = 24  # with fewer, the held-out answers prove nothing
+MAX_LEN = 1024  # limit of a prompt and its answer together, in tokens
+MAX_GENERATIONS = 1000  # the newest; their activations need 4 kB of memory a token
 _HELD_OUT = 1 / 6
 _MIN_HELD_OUT = 6
-_MIN_BEGINNING = 4  # tokens beyond the template's, by which prompts of one kind are known
+_MIN_BEGINNING = 4  # tokens beyond the template's that a common beginning needs
 
-# What is under way, how much of it is done, of how much, and a note: "α 0.71".
+# Called with (step, units done, total, note such as "α 0.71").
 OnProgress: TypeAlias = Callable[[str, int, int, str], None]
 
 
 def choose(
     store: Store, vocab: Vocab, target: str | None = None, before: Store | None = None, max_len: int | None = None
 ) -> tuple[list[Lesson], str]:
-    """Choose the newest lessons of one vocabulary and one target that have tokens of the target's, up to `max_len`.
-    Returns them, the oldest first, and says in words what was left out.
+    """Choose the newest lessons of one vocabulary and one target, up to `max_len` tokens, with tokens of the target.
+    Return them, the oldest first, and a text about what was left out.
 
-    Those of the store `before` are older. Equal lessons count once. No target means the one that judged most lessons.
-    Raises RecordsError for too few.
+    The lessons of `before` are older than those of `store`. Equal lessons count once. Without `target`, take the one
+    with the most lessons. Raises RecordsError for too few lessons.
     """
     stores = [each for each in (before, store) if each]
     if target is None:
@@ -74,11 +74,11 @@ def _of_vocab(stores: Sequence[Store], vocab: Vocab, skipped: Counter[str]) -> I
 
 
 def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
-    """Split lessons into (to train with, held out). About a sixth is held out; all answers to a prompt stay together,
-    and all of a conversation.
+    """Split lessons into (training, held out). About a sixth is held out. All answers to a prompt stay together, and
+    all of a conversation.
 
-    Which are trained with, and in which order, does not depend on the order of the lessons: many are written at a time.
-    What is held out keeps it. Raises RecordsError for too few prompts.
+    The training part and its order do not depend on the order of `lessons`, because parallel answers arrive in any
+    order. The held-out part keeps that order. Raises RecordsError for too few prompts.
     """
     groups: dict[bytes, list[Lesson]] = {}
     key_of = _conversations(lessons)
@@ -93,16 +93,16 @@ def split(lessons: Sequence[Lesson]) -> tuple[list[Lesson], list[Lesson]]:
             held.add(key)
             num_held += len(groups[key])
     if num_held < wanted:
-        message = f"The {total} answers are to {len(order)} prompts, which are too few to hold some out."
+        message = f"The {total} answers belong to {len(order)} prompts, too few to hold some out."
         raise RecordsError(message, hint="Collect answers to more prompts.")
     trained = [lesson for key in order if key not in held for lesson in sorted(groups[key], key=encode)]
     return trained, [lesson for lesson in lessons if key_of[lesson.prompt_ids] in held]
 
 
 def _conversations(lessons: Sequence[Lesson]) -> dict[tuple[int, ...], bytes]:
-    """A digest for each prompt: its own, or, where it begins with another whole prompt, the shortest such one's."""
+    """Return a digest for each prompt: its own, or, if it begins with other whole prompts, the shortest one's."""
     found, first = dict[tuple[int, ...], bytes](), tuple[int, ...]()
-    for prompt in sorted({lesson.prompt_ids for lesson in lessons}):  # after a prompt come those that begin with it
+    for prompt in sorted({lesson.prompt_ids for lesson in lessons}):  # sorted: extensions follow their prompt
         if not first or prompt[: len(first)] != first:
             first = prompt
         found[prompt] = hashlib.sha256(np.array(first, "<i8").tobytes()).digest()
@@ -110,14 +110,14 @@ def _conversations(lessons: Sequence[Lesson]) -> dict[tuple[int, ...], bytes]:
 
 
 def answer_digest(lesson: Lesson) -> str:
-    """What names a lesson's prompt with its answer."""
+    """Return a digest of a lesson's prompt and answer."""
     return digest((*lesson.prompt_ids, -1, *lesson.token_ids))
 
 
 def weights_of(cloud: Engine | Cloud) -> str:
-    """What names the target. Raises OptionError for a server that does not tell."""
+    """Return the identity of the target's weights. Raises OptionError if the server does not report it."""
     facts = target_of(cloud).facts(None)
-    assert facts is not None  # it was waited for
+    assert facts is not None  # `facts(None)` waits for an answer
     if not facts.weights:
         message = "The server does not tell which model it runs, so its answers cannot be learned from."
         raise OptionError(message, hint="Name its model there.")
@@ -125,8 +125,8 @@ def weights_of(cloud: Engine | Cloud) -> str:
 
 
 def beginning_of(lessons: Sequence[Lesson], template: Sequence[int]) -> tuple[int, ...]:
-    """The tokens that all prompts begin with; empty if that is no more than what the `template` begins with. A prompt
-    itself is not its beginning, even if there is one prompt alone."""
+    """Return the common first tokens of all prompts; empty if they hardly go beyond the `template`. The last token of a
+    prompt never counts, even if there is only one prompt."""
     shared = np.array(lessons[0].prompt_ids[:-1])
     for lesson in lessons:
         shared = shared[: num_shared(shared, np.array(lesson.prompt_ids[:-1]))]
@@ -136,10 +136,10 @@ def beginning_of(lessons: Sequence[Lesson], template: Sequence[int]) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """All that a training needs, so that both models can be closed before it begins.
+    """The data of a training, so that both models can be closed before it starts.
 
-    `path` is the draft model's file, `card` becomes its adapter's card, `vocab_size` is the length of the tokenizer.
-    `left_out` says in words which lessons are not in it.
+    `path` is the draft model's file, `card` the adapter's card, `vocab_size` the tokenizer's size. `left_out` is a text
+    about the omitted lessons.
     """
 
     path: Path
@@ -155,10 +155,10 @@ class TrainingTask:
 
 
 def trainable_file(engine: Engine) -> Path:
-    """The file of a model that can be trained. Raises OptionError, or MissingDependency."""
+    """Return the file of a model, if it can be trained. Raises OptionError or MissingDependency."""
     if engine.takes_audio:
-        hint = "Name a draft model of text with --edge-model."
-        raise OptionError(f"{engine.name} takes speech, and only models of text are trained.", hint=hint)
+        hint = "Name a text model with --edge-model."
+        raise OptionError(f"{engine.name} takes speech, but only text models can be trained.", hint=hint)
     path = getattr(engine, "path", None)
     if not isinstance(path, Path):
         hint = "Name a .gguf file or a checkpoint."
@@ -168,7 +168,7 @@ def trainable_file(engine: Engine) -> Path:
 
 
 def prepare(store: Store, edge: Engine, weights: str, *, before: Store | None = None) -> TrainingTask:
-    """Choose and split the lessons for a draft model and the target `weights`; those of the store `before` are older.
+    """Choose and split the lessons for a draft model and the target `weights`. The lessons of `before` are older.
 
     Raises a SkydraftError.
     """

@@ -1,4 +1,4 @@
-"""Splits the draft model into lower layers, which run once a text, and upper layers, which are trained."""
+"""Split the draft model into lower layers, which run once for each text, and upper layers, which are trained."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from skydraft.lab.learning.lessons import WRONG, Lesson
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What the upper layers read of one lesson, [1, len, hidden_size], and the other arguments of a layer.
+    """The upper layers' input for one lesson: `hidden` [1, len, hidden_size], and a layer's other arguments.
 
-    The rows at the places `at` should give the tokens `labels`. `num_wrong` more tokens of the text are wrong, and the
-    right ones are not known.
+    The rows at the places `at` should give the tokens `labels`. The text has `num_wrong` more wrong tokens, whose right
+    tokens are unknown.
     """
 
     hidden: Any
@@ -24,12 +24,12 @@ class Activations:
 
 
 class _Stop(Exception):
-    """The lower half is done."""
+    """Raised when the lower half is done."""
 
 
 class Halves:
-    """The layers below and from `num_upper` before the end. Rows are in float32, on the model's device. `vocab_size` is
-    the length of the tokenizer: rows of the head beyond it are padding."""
+    """The lower layers and the last `num_upper` ones. Rows are float32, on the model's device. `vocab_size` is the
+    tokenizer's size; rows of the head beyond it are padding."""
 
     def __init__(self, trainable: TrainableModel, num_upper: int, vocab_size: int) -> None:
         import torch
@@ -43,7 +43,7 @@ class Halves:
 
         def catch(layer: Any, args: Any, kwargs: Any) -> None:
             hidden = args[0] if args else kwargs.pop("hidden_states")
-            # Without a cache, whichever name this version of transformers gives it.
+            # Drop the cache: its name depends on the version of transformers.
             rest = {name: kwargs[name] for name in kwargs.keys() - {"cache", "past_key_values"}}
             caught.update(hidden=hidden, arguments={**rest, "use_cache": False})
             raise _Stop
@@ -58,7 +58,7 @@ class Halves:
         return Activations(caught["hidden"], caught["arguments"], at, labels, lesson.marks.count(WRONG))
 
     def rows(self, activations: Activations) -> Any:
-        """Run the upper half, and return its rows at the places that have labels, [num_labels, hidden_size]."""
+        """Run the upper half, and return its rows at the labels' places, [num_labels, hidden_size]."""
         hidden = activations.hidden
         for layer in self._trainable.decoder.layers[self.first :]:
             hidden = layer(hidden, **activations.arguments)
@@ -66,12 +66,12 @@ class Halves:
         return self._trainable.decoder.norm(hidden[0, activations.at])
 
     def choices(self, activations: Activations, best: int = 1) -> Any:
-        """Return the likeliest tokens at those places, [num_labels, best], over the whole vocabulary."""
+        """Return the likeliest tokens at the labels' places, [num_labels, best], from the whole vocabulary."""
         with self._torch.no_grad():
             return self._trainable.head(self.rows(activations))[:, : self._vocab_size].topk(best).indices
 
     def num_right(self, activations: Activations) -> tuple[int, int]:
-        """Return (tokens of a lesson that the model and the target agree on, tokens judged)."""
+        """Return (tokens of a lesson on which the model and the target agree, tokens judged)."""
         labels = activations.labels
         right = int((self.choices(activations)[:, 0] == labels).sum()) if len(labels) else 0
         return right, len(labels) + activations.num_wrong

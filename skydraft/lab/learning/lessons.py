@@ -1,15 +1,15 @@
-"""Lessons: each is one finished generation with what both models said about its tokens. And the folder that keeps them.
+"""Lessons and the folder that keeps them. A lesson is a finished generation with both models' opinion of its tokens.
 
 A lesson has one mark for each token of its text:
 
     a   both models would have written this token, whichever wrote it
     c   the target wrote this token; the draft model would have written another
     t   the target wrote this token; the draft model was not asked
-    w   the draft model wrote this token; the target would have written another, which is not known
-    -   the target did not judge this token: it says nothing
+    w   the draft model wrote this token; the target would have written another, which is unknown
+    -   the target did not judge this token, so nothing can be learned from it
 
-It is one line of JSON in `lessons.jsonl`, which only the user can read. A long file becomes `lessons-before.jsonl`, in
-place of an older one. Any number of processes append to it, each under a lock.
+A lesson is one line of JSON in `lessons.jsonl`, which only the user can read. A long file becomes
+`lessons-before.jsonl` and replaces an older one. Any number of processes append to it, each under a lock.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from skydraft.errors import OptionError, RecordsError, SkydraftError, telling_of
 from skydraft.files import Stored, lock_file
 
 AGREED, CORRECTED, TAUGHT, WRONG, UNJUDGED = "actw-"
-KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the target's token is that of the text
+KNOWN = frozenset(AGREED + CORRECTED + TAUGHT)  # the text has the target's token
 MAX_BYTES = 256 << 20
 _LOCK, _FILES = "lessons.lock", ("lessons-before.jsonl", "lessons.jsonl")
-_LOCK_S = 10.0  # others hold it for milliseconds
+_LOCK_S = 10.0  # timeout; other processes hold the lock for milliseconds
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Lesson(Stored):
-    """`marks` has one mark for each token of the text.
+    """One finished generation. `marks` has one mark for each token of the text.
 
-    `draft` and `target` name weights, `vocab` the vocabulary; `draft` is "" where the target wrote alone, and `target`
-    has `named_weights` of a server that tells no fingerprint. `params` are the decoding parameters that were not the
-    default. The prompt is what the draft model reads.
+    `draft` and `target` identify weights, `vocab` the vocabulary. `draft` is "" if no draft model was used. `target` is
+    from `named_weights` if the server reports no fingerprint. `params` has the decoding parameters that differ from the
+    default. The prompt is the draft model's.
     """
 
     model_config = ConfigDict(strict=True)
@@ -82,32 +82,32 @@ def params_entry(params: DecodingParams) -> dict[str, Any]:
 
 
 def encode(lesson: Lesson) -> bytes:
-    """Write a lesson as a line."""
+    """Encode a lesson as a line."""
     return lesson.model_dump_json(by_alias=True, exclude_defaults=True).encode() + b"\n"
 
 
 class Store:
-    """The lessons in a folder, which need not exist before something is added."""
+    """The lessons in a folder. `add` makes the folder."""
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder, self._max_bytes = folder, max_bytes
 
     def files(self) -> list[Path]:
-        """The files of the store, the older first: no links, and no pipes."""
+        """Return the store's files, the older first. Links and pipes do not count."""
         return [path for name in _FILES if (path := self.folder / name).is_file() and not path.is_symlink()]
 
     def size(self) -> tuple[int, int]:
-        """(number of files, bytes)"""
+        """Return (number of files, bytes)."""
         sizes = [path.stat().st_size for path in self.files()]
         return len(sizes), sum(sizes)
 
     def prepare(self) -> None:
-        """Make the folder, and try to write. Raises OptionError or NotEnoughDisk."""
+        """Make the folder, and check that it can be written. Raises OptionError or NotEnoughDisk."""
         with self._locked():
             pass
 
     def add(self, lesson: Lesson) -> None:
-        """Append a lesson whole, or nothing. Raises OptionError, NotEnoughDisk; RecordsError if the folder is in
+        """Append a whole lesson, or nothing. Raises OptionError or NotEnoughDisk, RecordsError if the folder is in
         use."""
         line = encode(lesson)
         with self._locked():
@@ -118,13 +118,13 @@ class Store:
                 _append(path, line)
 
     def lessons(self, skipped: Counter[str]) -> Iterator[Lesson]:
-        """Read all lessons, the oldest first, one at a time. Raises OptionError. `skipped` counts the lines that hold
-        no lesson, by what they are."""
+        """Yield all lessons, the oldest first. Raises OptionError. `skipped` counts the lines without a lesson, by
+        reason."""
         for path in self.files():
             with _errors_named(self.folder):
                 try:
                     file = path.open("rb")
-                except FileNotFoundError:  # it went meanwhile, as the oldest do
+                except FileNotFoundError:  # replaced or deleted meanwhile
                     continue
             with file:
                 for line in file:
@@ -134,7 +134,7 @@ class Store:
                         skipped["cut, damaged or of another version"] += 1
 
     def forget(self) -> tuple[int, int]:
-        """Delete all lessons; returns the size that there was. Nothing else in the folder is touched."""
+        """Delete all lessons, and return their size. Other files in the folder stay."""
         if not self.folder.is_dir() or not self.files():
             return 0, 0
         with self._locked(), _errors_named(self.folder):
@@ -155,7 +155,7 @@ class Store:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Write a line at the end of a file, on a new line even where the file ends in the middle of one."""
+    """Append a line to a file, on a new line even if the file's last line is incomplete."""
     with open(path, "a+b", buffering=0, opener=partial(os.open, mode=0o600)) as file:
         size = file.tell()
         is_whole = not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
@@ -164,7 +164,7 @@ def _append(path: Path, line: bytes) -> None:
             while data:
                 data = data[file.write(data) :]
         except OSError:
-            file.truncate(size)  # half a line is of no use
+            file.truncate(size)  # half a line is useless
             raise
 
 

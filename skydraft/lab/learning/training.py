@@ -1,9 +1,9 @@
-"""Trains low-rank changes of the upper layers, so that the draft model says what the target said.
+"""Train low-rank changes of the upper layers, so that the draft model writes what the target wrote.
 
-LoRA (arXiv 2106.09685) by peft, with cross-entropy on the target's token ids alone, offline, as arXiv 2503.07807
-advises, over the labels of all lessons and the draft model's own best tokens. Labels are not smoothed, since that makes
-the model look unsure to every gate. The lower layers' activations are computed once. On a CPU the result is a function
-of model, lessons and settings.
+This is LoRA (arXiv 2106.09685) by peft, with cross-entropy on the target's token ids, offline, as arXiv 2503.07807
+advises. The loss is over all lessons' labels and the draft model's own best tokens. Labels are not smoothed: that would
+make the model look unsure to every gate. The lower layers' activations are computed once. On a CPU the result is a
+function of model, lessons and settings.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from skydraft.lab.learning.dataset import OnProgress, TrainingTask
 from skydraft.lab.learning.halves import Activations, Halves
 from skydraft.lab.learning.lessons import Lesson
 
-_SCALE = 2.0  # of low-rank changes: alpha / rank
-_NUM_RIVALS = 4  # the draft model's best tokens at each place, which training makes less likely
+_SCALE = 2.0  # alpha / rank of the low-rank changes
+_NUM_RIVALS = 4  # the draft model's best tokens at each place, which training should make less likely
 _MAX_NORM = 1.0
-_MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12  # answers, and how many upper layers learn from them (NOTES.md)
-_MIN_PROMPTS = 6  # of fewer the bootstrap knows too little: of one it has no width
+_MANY, _FEW_LAYERS, _MANY_LAYERS = 80, 4, 12  # answers; layers to train with fewer; with more (NOTES.md)
+_MIN_PROMPTS = 6  # the fewest for a bootstrap: with one prompt its interval would have no width
 _BATCH = 4
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ Counts: TypeAlias = Sequence[tuple[int, int]]  # of each lesson: (right, known)
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to train. `num_layers` upper layers get changes of `rank`; None leaves the number to that of answers."""
+    """The settings of a training. `num_layers` upper layers get changes of `rank`; None: by the number of answers."""
 
     rank: int = 16
     num_layers: int | None = None
@@ -48,9 +48,9 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """α before and after over the same tokens, and the interval of the difference.
+    """α before and after, over the same tokens, and the interval of the difference.
 
-    Tokens that are wrong, while the right ones are not known, count as wrong both times.
+    Wrong tokens whose right token is unknown count as wrong both times.
     """
 
     before: float
@@ -71,9 +71,9 @@ def alpha(counts: Counts) -> float:
 
 
 def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
-    """Compare two counts of the same lessons, which answer `prompts`, by a paired bootstrap over the prompts.
+    """Compare two counts of the same lessons by a paired bootstrap over their `prompts`.
 
-    Fewer than six prompts tell nothing: their interval is from -1 to 1.
+    With fewer than six prompts the interval is from -1 to 1.
     """
     groups = _numbered(prompts)
     sums = np.zeros((len(groups), 3))  # right before, right after, known
@@ -86,8 +86,8 @@ def gain(before: Counts, after: Counts, prompts: Sequence[object]) -> Gain:
 
 
 def cross_fitted(counts: Sequence[Counts], prompts: Sequence[object]) -> Counts:
-    """Of several counts of the same lessons, for each half of the prompts the one that is best on the other half: on
-    what chooses the best of several it looks better than it is."""
+    """Combine several counts of the same lessons: each half of the prompts gets the count that is best on the other
+    half. A choice on the same half would look too good."""
     groups, rights = _numbered(prompts), np.array(counts)[:, :, 0]  # [len(counts), num_lessons]
     halves = np.array([groups[prompt] % 2 for prompt in prompts])
     best = [counts[rights[:, halves != half].sum(1).argmax()] for half in (0, 1)]
@@ -106,15 +106,15 @@ class Trained:
     held_out: Gain
 
     def write(self, path: Path, key: str = "") -> None:
-        """Write the adapter, and beside it what was measured, so that the training `key` is not done again."""
-        path.with_suffix(".json").unlink(missing_ok=True)  # of another adapter
+        """Write the adapter, and beside it the figures with `key`, so that this training need not be repeated."""
+        path.with_suffix(".json").unlink(missing_ok=True)  # belongs to another adapter
         write_adapter(path, self.adapter)
         noted = {"key": key, "held_out": asdict(self.held_out)}
         write_whole(path.with_suffix(".json"), json.dumps(noted).encode(), 0o600)
 
     @property
     def objection(self) -> str:
-        """Why the adapter should not be kept; "" where it should."""
+        """Why the adapter should not be kept, or ""."""
         return "on the held-out answers the gain is not certain" if self.held_out.low <= 0 else ""
 
 
@@ -131,10 +131,10 @@ class Training:
         self._halves = Halves(trainable, settings.num_layers or few_or_many, task.vocab_size)
 
     def run(self) -> Trained:
-        """Train, and measure."""
+        """Train, and measure the gain."""
         task = self._task
-        trained = self._lower(task.trained, "reading what to learn")
-        held_out = self._lower(task.held_out, "reading what is held out")
+        trained = self._lower(task.trained, "reading the answers")
+        held_out = self._lower(task.held_out, "reading the held-out answers")
         vocab = self._occurring(trained)
         before = self._counts(held_out, "held out, before")
         self._lora = self._inject()
@@ -144,7 +144,7 @@ class Training:
         return Trained(self._adapter(), gain(before, cross_fitted(counts, prompts), prompts))
 
     def _each(self, items: Sequence[T], what: str) -> Iterator[T]:
-        """Give the items one by one, and report progress."""
+        """Yield the items, and report progress."""
         for number, item in enumerate(items):
             self._progress(what, number, len(items), "")
             yield item
@@ -156,14 +156,14 @@ class Training:
         return [self._halves.num_right(text) for text in self._each(texts, what)]
 
     def _occurring(self, texts: Sequence[Activations]) -> Any:
-        """The token ids that the loss is over, rising: labels, and the draft model's best at the same places."""
+        """Return the sorted token ids of the loss: labels, and the draft model's best tokens at the same places."""
         token_ids = []
-        for each in self._each(texts, "looking for rivals"):
+        for each in self._each(texts, "collecting likely tokens"):
             token_ids += [each.labels, self._halves.choices(each, _NUM_RIVALS).flatten()]
         return self._torch.unique(self._torch.cat(token_ids))
 
     def _inject(self) -> dict[str, Any]:
-        """Give the upper layers' matrices changes that are 0 yet; returns their parameters by name."""
+        """Add changes, still 0, to the upper layers' matrices. Return the changes' parameters by name."""
         torch, name = self._torch, self._trainable.layers_name
         prefixes = tuple(f"{name}.{index}." for index in range(self._halves.first, len(self._trainable.decoder.layers)))
         modules = self._trainable.model.named_modules()
@@ -173,7 +173,7 @@ class Training:
             return inject(self._trainable.model, matrices, self._settings.rank, _SCALE * self._settings.rank)
 
     def _train(self, texts: Sequence[Activations], held_out: Sequence[Activations], vocab: Any) -> list[Counts]:
-        """Train; the best epoch stays. Returns the counts of each."""
+        """Train, and keep the best epoch's parameters. Return the counts of each epoch."""
         epochs, counts, best = self._settings.epochs, list[Counts](), dict[str, Any]()
         per_epoch = -(-len(texts) // _BATCH)
         for step in range(last := per_epoch * epochs):
@@ -224,12 +224,12 @@ class Training:
 
 
 def key_of(task: TrainingTask, settings: TrainSettings) -> str:
-    """What names a training; on one CPU, two of one key give the same adapter."""
+    """Return the key of a training. On one CPU, trainings with the same key give the same adapter."""
     return hashlib.sha256(f"{task.card.base} {astuple(settings)} {task.digest()}".encode()).hexdigest()
 
 
 def trained_before(path: Path, key: str) -> Trained | None:
-    """What `Trained.write` wrote there of the training `key`; None if it is not there, of another, or damaged."""
+    """Return the training `key` that `Trained.write` wrote there; None if it is missing, another one, or damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, SkydraftError):
         noted = json.loads(path.with_suffix(".json").read_text())
         if noted["key"] == key:
@@ -238,6 +238,6 @@ def trained_before(path: Path, key: str) -> Trained | None:
 
 
 def train(task: TrainingTask, settings: TrainSettings, run_on: tuple[str, int], progress: OnProgress) -> Trained:
-    """Load the draft model on a device, with a number of threads (0: all), and train it."""
+    """Load the draft model, and train it. `run_on` is (device, number of threads; 0: all)."""
     progress("loading", 0, 0, "")
     return Training(load_trainable(task.path, *run_on), task, settings, progress).run()

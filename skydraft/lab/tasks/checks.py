@@ -1,4 +1,4 @@
-"""Checks of answers: each reads the answer out of a text and compares it. A check that nothing can pass is refused."""
+"""Checks of answers: each reads the answer in a text and compares it. A check that no text can pass is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skydraft.lab.tasks import sandbox
 from skydraft.lab.tasks.reading import EDGES, choice_of, line_of, narrow, number_of
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_MAX_ANSWER = 2_000  # characters of an answer that are kept
+_MAX_ANSWER = 2_000  # characters to keep of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,10 @@ class Judgement:
 
 
 class _Check(Stored):
-    """`judge` gives the verdict on a whole text, or raises MissingDependency, or OptionError for code not isolated.
+    """`judge` returns the verdict on a whole text. It raises MissingDependency, or OptionError if code cannot be
+    isolated.
 
-    `model_post_init` raises ValueError where no text can be right.
+    `model_post_init` raises ValueError if no text can be right.
     """
 
 
@@ -51,8 +52,8 @@ def _verdict(right: bool, answer: object, note: str = "") -> Judgement:
 
 
 class Exact(_Check):
-    """The line of the answer, else the first one, is one of `answer`; case, and spaces and punctuation at the ends, do
-    not count."""
+    """The answer's line, else the first line, is one of `answer`. Case does not count, nor spaces and punctuation at
+    the ends."""
 
     kind: Literal["exact"]
     answer: str | tuple[str, ...]
@@ -71,7 +72,7 @@ class Exact(_Check):
 
 
 class Number(_Check):
-    """The number of the answer differs from `answer` by at most `tolerance`. Units do not count, and % is one."""
+    """The answer's number differs from `answer` by at most `tolerance`. Units, % included, do not count."""
 
     kind: Literal["number"]
     answer: StrictInt | StrictFloat
@@ -85,7 +86,7 @@ class Number(_Check):
 
 
 class OneOf(_Check):
-    """The line of the answer, else the first one, names `answer` and no other of `choices`."""
+    """The answer's line, else the first line, names `answer` and no other of `choices`."""
 
     kind: Literal["choice"]
     answer: str
@@ -104,7 +105,7 @@ class OneOf(_Check):
 
 
 class Regex(_Check):
-    """`pattern` is found in the text; with `answer`, its first group (else all of it) is that."""
+    """`pattern` is found in the text. With `answer`, its first group (else the whole match) equals `answer`."""
 
     kind: Literal["regex"]
     pattern: Pattern
@@ -119,7 +120,7 @@ class Regex(_Check):
 
 
 class Json(_Check):
-    """The first JSON object of the text (list, if `answer` is one) is `answer`; spaces inside of texts do not count."""
+    """The text's first JSON object (or list, if `answer` is one) equals `answer`. Spaces in strings do not count."""
 
     kind: Literal["json"]
     answer: dict[str, Any] | list[Any]
@@ -130,7 +131,7 @@ class Json(_Check):
 
 
 class Call(_Check):
-    """The first call of one of the functions `names` in the text has the name and the arguments of `answer`."""
+    """The text's first call of a function in `names` has the name and the arguments of `answer`."""
 
     kind: Literal["call"]
     answer: dict[str, Any]
@@ -148,8 +149,8 @@ class Call(_Check):
 
 
 class Fields(_Check):
-    """Each field of `answer` is what the text says of it; the score is the share of right fields. `patterns` has the
-    values of each field, each with a regular expression; the first to be found in the text counts."""
+    """The score is the share of `answer`'s fields with the right value in the text. `patterns` has a regular expression
+    for each value of each field. The value found first in the text counts."""
 
     kind: Literal["fields"]
     answer: dict[str, str]
@@ -175,10 +176,10 @@ def _first(text: str, patterns: dict[str, str]) -> str | None:
 
 
 class Python(_Check):
-    """The code of the text, between `before` and `tests`, runs to its end. It runs only with --run-code.
+    """The text's code, between `before` and `tests`, runs to its end. It runs only with --run-code.
 
     The code is the first fenced block that defines `entry`, else the first block, else the text. Without a definition
-    of `entry` it goes on from `prompt`.
+    of `entry` it continues `prompt`.
     """
 
     kind: Literal["python"]
@@ -219,10 +220,10 @@ Check = Annotated[Exact | Number | OneOf | Regex | Json | Call | Fields | Python
 
 
 class Task(Stored):
-    """What makes a prompt a task of the set `set`.
+    """The check and the settings of a task in the set `set`.
 
-    `messages` are the whole conversation, where it is more than the prompt. `grammar` and `max_new_tokens` (None: those
-    of the mode) belong to this task, `tools` are for the chat template.
+    `messages` are the whole conversation, if it is more than the prompt. `grammar` and `max_new_tokens` (None: the
+    mode's) are for this task only. `tools` are for the chat template.
     """
 
     set: str
@@ -234,7 +235,7 @@ class Task(Stored):
 
 
 def is_same(found: Any, wanted: Any) -> bool:
-    """Whether two JSON values are the same, spaces in texts left out. True is not 1."""
+    """Return whether two JSON values are equal, ignoring spaces in strings. True differs from 1."""
     return bool(_plain(found) == _plain(wanted))
 
 
@@ -247,7 +248,7 @@ def _plain(value: Any) -> Any:
 
 
 def json_values(text: str, opening: str = "{") -> Iterator[Any]:
-    """The JSON objects of a text (lists, where `opening` is a bracket), whatever is around them."""
+    """Yield the JSON objects in a text (lists, if `opening` is a bracket)."""
     at = text.find(opening)
     while at >= 0:
         try:
@@ -259,7 +260,8 @@ def json_values(text: str, opening: str = "{") -> Iterator[Any]:
 
 
 def read_call(text: str, names: tuple[str, ...]) -> dict[str, Any] | None:
-    """The first call of one of the functions `names`, in the template's marks or not, by OpenAI's names or others."""
+    """Return the first call of a function in `names`, with or without the template's marks. Its arguments may be named
+    `arguments` or `parameters`."""
     for found in json_values(text):
         arguments = found.get("arguments", found.get("parameters"))
         if isinstance(arguments, str):

@@ -1,6 +1,6 @@
-"""The figures of each set of tasks: what a mode scores, how much of the gap between the models it closes, at what cost.
+"""The figures of each set of tasks: a mode's score, its share of the gap between the models, and its cost.
 
-The recovered gap is RouteLLM's PGR (Ong et al. 2024): (mode - edge) / (cloud - edge).
+The share of the gap is RouteLLM's PGR (Ong et al. 2024): (mode - edge) / (cloud - edge).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from skydraft.files import Stored
 from skydraft.intervals import LEVEL, Figure, Floats, Resamples, Rounded, share
 from skydraft.lab.evaluation.findings import Findings, Setting
 
-MIN_GAP = 0.05  # between the models; below it a set says nothing about modes
+MIN_GAP = 0.05  # smallest gap between the models with which a set can tell modes apart
 
 
 class TaskMode(Stored):
-    """A mode on a set of tasks, as `report.task_sections` explains. What needs a mode that was not run is None."""
+    """A mode's figures on a set of tasks (see `report.task_sections`). They are None if a needed mode was not run."""
 
     mode: str
     score: Figure
@@ -27,7 +27,7 @@ class TaskMode(Stored):
 
 
 class TaskSet(Stored):
-    """A set of tasks. `is_apart`: the gap is at least MIN_GAP, so that modes can be told apart."""
+    """A set of tasks. `is_apart`: the gap is at least MIN_GAP, large enough to compare modes."""
 
     name: str
     num_tasks: int
@@ -37,7 +37,7 @@ class TaskSet(Stored):
 
 
 def task_sets(findings: Findings) -> Iterator[TaskSet]:
-    """The figures of each set, over the tasks that have a verdict in every mode."""
+    """Yield the figures of each set, over the tasks that have a verdict in every mode."""
     by_task = list(zip(*(setting.cases for setting in findings.settings), strict=True))
     for name in dict.fromkeys(prompt.task.set for prompt in findings.run.prompts if prompt.task):
         of_modes = [cases for cases in by_task if (task := cases[0][0].prompt.task) and task.set == name]
@@ -49,12 +49,12 @@ def task_sets(findings: Findings) -> Iterator[TaskSet]:
 
 
 def scores(setting: Setting) -> Floats:
-    """The score of each task, [num_tasks], a mean over repetitions."""
+    """Return each task's mean score over repetitions, [num_tasks]."""
     return setting.sums("task_score")[0] / [len(cases) for cases in setting.cases]
 
 
 def alone(settings: Sequence[Setting]) -> tuple[Setting | None, Setting | None]:
-    """The draft model alone and the target alone, without a style of their own, where these were run."""
+    """Return (draft model alone, target alone) without a style, None for one that was not run."""
     plain = [setting for setting in settings if not setting.mode.style]
     edge = next((setting for setting in plain if not setting.mode.plan.verifies), None)
     return edge, next((setting for setting in plain if not setting.mode.plan.drafts), None)
@@ -80,7 +80,7 @@ def _mode(setting: Setting, edge: Setting | None, cloud: Setting | None, resampl
         over_cloud = resamples.mean(mine - theirs)
     if cloud and edge:
         first = scores(edge)
-        if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else there may be no gap
+        if np.mean(resamples.means(theirs - first) <= 0) <= (1 - LEVEL) / 2:  # else the gap is uncertain
             recovered = resamples.figure(mine - first, theirs - first)
     wall_ms = sum(case.generation.wall_ms for case in setting.all_cases) / len(setting.all_cases)
     return TaskMode(

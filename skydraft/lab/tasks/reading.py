@@ -1,6 +1,6 @@
-"""Reads the answer out of a text: what its last line `Answer: X` or `答案：X` says.
+"""Read the answer in a text: the X of its last line `Answer: X` or `答案：X`.
 
-A text without such a line gives its last number, or, where a line is wanted, its first or last one.
+Without such a line the answer is the text's last number, or its first or last line.
 """
 
 import re
@@ -15,27 +15,27 @@ _NUMBER = re.compile(r"(?<![A-Za-z\d_.^])(?:(?<!\))-)?(?:\d[\d,]*(?:\.\d+)?|\.\d
 
 
 def narrow(text: str) -> str:
-    """The text without thoughts, in the plain forms of its characters."""
+    """Return the text without thoughts, with characters in their normal forms (NFKC)."""
     return unicodedata.normalize("NFKC", _THOUGHTS.sub("", text)).translate(_MINUS)
 
 
 def line_of(text: str, *, last: bool = False) -> str:
-    """What the answer's line says, else the first or last line of the text, without what stands at its edges."""
+    """Return the answer's line, else the text's first or last line, without spaces and punctuation at its ends."""
     text = narrow(text)
     lines: list[str] = _ANSWER.findall(text)[-1:] or [line for line in text.splitlines() if line.strip(EDGES)] or [""]
     return lines[-1 if last else 0].strip(EDGES)
 
 
 def number_of(text: str) -> str:
-    """The last number of the answer's line, else of the text; "" if there is none."""
+    """Return the last number of the answer's line, else of the text; "" if there is none."""
     text = narrow(text)
     numbers = _NUMBER.findall((_ANSWER.findall(text) or [text])[-1])
     return numbers[-1].replace(",", "") if numbers else ""
 
 
 def choice_of(text: str, choices: Sequence[str]) -> str:
-    """The one of `choices` that the line names; "" if it names none or several. Its case counts for single characters
-    within other words."""
+    """Return the one of `choices` that the line names; "" if it names none or several. Case counts only if a choice is
+    a single character and the line has more words."""
     line, names = line_of(text), {narrow(each).casefold(): each for each in choices}
     if line.casefold() in names:
         return names[line.casefold()]

@@ -1,7 +1,7 @@
-"""Runs code that a model wrote, isolated by bubblewrap or Docker.
+"""Run code that a model wrote, isolated by bubblewrap or Docker.
 
-It keeps the machine from harm. It does not keep a program from cheating: one that finds its own code finds the word
-that says that all tests were passed.
+This protects the machine. It does not prevent cheating: a program that reads its own source finds the secret word that
+marks passed tests.
 """
 
 import os
@@ -11,20 +11,21 @@ from functools import cache
 
 from skydraft.errors import OptionError
 
-SECONDS = 10  # of a program, where its task says no other
-_MEMORY, _FILES, _PROCESSES = 512 << 20, 16 << 20, 12  # bytes, bytes of files; half of the processes are ours
-_START_S = 120.0  # to start the isolation on a busy machine; Docker may fetch its image meanwhile
+SECONDS = 10  # default time limit of a program
+_MEMORY, _FILES, _PROCESSES = 512 << 20, 16 << 20, 12  # bytes, bytes of files; we need half of the processes
+_START_S = 120.0  # time to start the isolation on a busy machine; Docker may fetch its image first
 _NOBODY = "65534"
 _IMAGE = "python:3.12-slim"
 _TOOLS = ("bwrap", "docker")
-_OWN_WORDS = ("bwrap:", "docker:", "setpriv:")  # begin the errors of a tool, which no program can write there
-# A program comes on the standard input. The end of its output is kept, and then its exit status.
+_OWN_WORDS = ("bwrap:", "docker:", "setpriv:")  # beginnings of a tool's errors on stderr, where no program can write
+# The program is read from stdin. The result is the end of its output, then its exit status.
 _INSIDE = '{ python3 -I -S -B - 2>&1; echo "ended with status $?"; } | tail -c 400'
 _DONE = "ended with status 0"
 
 
 def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
-    """What isolates a Python program with `tool` and ends it, and all that it started, after `seconds`."""
+    """Return the command line that isolates a Python program with `tool`, and kills all its processes after
+    `seconds`."""
     inside = ["timeout", "-s", "KILL", str(seconds), "sh", "-c", _INSIDE]
     if tool == "docker":
         return [
@@ -34,7 +35,7 @@ def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
             "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={_NOBODY}:{_NOBODY}", "--log-driver=none",
             _IMAGE, *inside,
         ]  # fmt: skip
-    # The kernel does not count the processes of root, whatever user it is inside.
+    # The kernel does not limit root's processes, whichever user they have inside.
     drop = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"] if is_root else []
     return [
         *drop, "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session",
@@ -46,8 +47,8 @@ def command(tool: str, seconds: int, *, is_root: bool) -> list[str]:
 
 
 def run(program: str, seconds: int = SECONDS) -> str:
-    """Run a Python program, with the standard library alone. Returns "" if its last statement was reached and it ended
-    well, else the last line of its output, or why it was stopped. Raises OptionError where nothing can isolate it."""
+    """Run a Python program with only the standard library. Return "" if it reached its last statement and exited
+    normally, else its last line of output or why it was stopped. Raises OptionError without isolation."""
     return _run(_tool(), program, seconds)
 
 
@@ -73,7 +74,7 @@ def _run(tool: str, program: str, seconds: int) -> str:
 
 @cache
 def _tool() -> str:
-    """What isolates a program here, tried out once. Raises OptionError."""
+    """Return the tool that isolates programs here, tried once. Raises OptionError."""
     faults = []
     for tool in _TOOLS:
         try:
@@ -83,12 +84,12 @@ def _tool() -> str:
             faults.append(f"{tool}: {fault}")
         except OptionError as error:
             faults.append(error.args[0])
-    message = f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, and neither works here ({'; '.join(faults)})."
+    message = f"--run-code needs bubblewrap 0.8 (bwrap) or Docker, but neither works here ({'; '.join(faults)})."
     raise OptionError(message, hint="Install one, for example with: apt install bubblewrap.")
 
 
 def isolation() -> str:
-    """What isolates code on this machine. Raises OptionError if nothing does."""
+    """Describe the isolation of code on this machine. Raises OptionError if there is none."""
     return (
         f"Code runs in {_tool()}: no network, no files except the system's, read-only; at most {SECONDS} s, "
         f"{_MEMORY >> 20} MiB of memory, {_FILES >> 20} MiB of files and {_PROCESSES} processes."

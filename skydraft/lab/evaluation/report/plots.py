@@ -1,4 +1,4 @@
-"""The plots of the report, as SVG for the page. Modes differ by mark as well as by colour."""
+"""The plots of the report, as SVG for the page. Modes have different marks as well as colours."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ _COSTS = ("calls a token", "written a token")
 
 
 def load_pyplot() -> Any:
-    """Matplotlib's pyplot, set up to write the same bytes each time. Raises MissingDependency."""
+    """Return Matplotlib's pyplot, set up for reproducible files. Raises MissingDependency."""
     with importing("The plots of a report need", "report"):
         import matplotlib
 
         matplotlib.use("svg")
         import matplotlib.pyplot as pyplot
 
-    # The same records give the same file: no random ids; texts are shapes, so no font is needed.
+    # The same records give the same file: ids are not random, and texts are shapes that need no font.
     pyplot.rcParams.update(
         {"svg.hashsalt": "skydraft", "svg.fonttype": "path", "font.size": 10, "axes.spines.top": False,
          "axes.spines.right": False, "axes.grid": True, "grid.color": "#e2e2e2", "axes.axisbelow": True}
@@ -30,8 +30,8 @@ def load_pyplot() -> Any:
 
 
 def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
-    """An <svg>: `what` the modes reach, against calls a token and against tokens written a token. Each mode has its
-    figures of these three. "" without matplotlib."""
+    """Return an <svg> of `what` against calls a token, and against tokens written a token. Each mode has these three
+    figures. Return "" without matplotlib."""
     try:
         pyplot = load_pyplot()
     except MissingDependency:
@@ -55,22 +55,22 @@ def against_cost(what: str, modes: Mapping[str, Sequence[Figure]]) -> str:
 
 
 def side_by_side(titles: Sequence[str], modes: Mapping[str, Sequence[Figure | None]]) -> str:
-    """An <svg>: a panel for each title, with the value of each mode and its interval. "" without matplotlib."""
+    """Return an <svg> with a panel for each title, and each mode's value and interval. "" without matplotlib."""
     try:
         pyplot = load_pyplot()
     except MissingDependency:
         return ""
     size = 1.5 + 1.9 * len(titles), 1.0 + 0.3 * len(modes)
     figure, panels = pyplot.subplots(1, len(titles), figsize=size, layout="constrained", sharey=True, squeeze=False)
-    for axes, title, figures in zip(panels[0], titles, zip(*modes.values(), strict=True), strict=True):
-        for row, x in enumerate(figures):
-            if x:
+    for at, (axes, title) in enumerate(zip(panels[0], titles, strict=True)):
+        for row, figures in enumerate(modes.values()):
+            if x := figures[at]:
                 axes.errorbar(
                     [x.value], [row], None, [[max(x.value - x.low, 0)], [max(x.high - x.value, 0)]],
                     fmt=_MARKS[row % len(_MARKS)], color=_COLORS[row % len(_COLORS)], markersize=7, elinewidth=0.8,
                     clip_on=False,
                 )  # fmt: skip
-        axes.set(xlabel=title, xlim=(0, None), ylim=(len(modes) - 0.5, -0.5), yticks=range(len(modes)),
+        axes.set(xlabel=title, xlim=(0, None), ylim=(max(len(modes), 1) - 0.5, -0.5), yticks=range(len(modes)),
                  yticklabels=list(modes))  # fmt: skip
     return _svg(pyplot, figure)
 

@@ -1,4 +1,4 @@
-"""The part of the page about a set of tasks: what the set says, its table and its plot."""
+"""The page's section about a set of tasks: its table and its plot."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from skydraft.lab.tasks.figures import TaskSet
 
 Column = tuple[Measure, list[tuple[str, str]]]  # a value and an interval for each mode
 _FIGURES = (
-    Measure("score", "score", "", "mean score of the tasks, with Wilson's interval. An answer is what the line "
-            "“Answer: X” says, else the last number, or the first line"),
-    Measure("over_cloud", "over cloud", "", "score less that of cloud, paired"),
-    Measure("recovered", "gap closed", "", "(score − edge) / (cloud − edge), paired; empty where the gap may be none"),
+    Measure("score", "score", "", "mean score of the tasks, with Wilson's interval. The answer is X in the line "
+            "“Answer: X”, else the last number, or the first line"),
+    Measure("over_cloud", "minus cloud", "", "score minus the score of cloud, paired"),
+    Measure("recovered", "share of the gap", "", "(score − edge) / (cloud − edge), paired; empty without a clear gap"),
     Measure("calls", "calls", "", "times that the device asked the large model and waited / generated tokens"),
     Measure("written", "written", "", "tokens that the large model wrote itself / generated tokens"),
     Measure("seconds", "s a task", "", "mean time of a task, prefill included", digits=2),
