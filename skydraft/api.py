@@ -142,8 +142,9 @@ def connect(
         servers = Servers([StockServer(where, Budget(prices, max_cost, max_calls), notify or silent)])
     elif drafts is not None:
         raise OptionError("--drafts is for vLLM; skydraft serve takes drafts by itself.", hint="Leave it out.")
-    elif price is not None or max_cost is not None:
-        raise OptionError("--price and --max-cost are for servers without skydraft.", hint="Give --max-calls instead.")
+    elif price is not None or max_cost is not None or api != "auto":
+        hint = "Leave them out, or give --max-calls."
+        raise OptionError("--price, --max-cost and --cloud-api are for servers without skydraft.", hint=hint)
     else:
         budget = Budget(max_calls=max_calls)
         addresses = parse_addresses(address if isinstance(address, str) else ",".join(address))

@@ -35,11 +35,7 @@ def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
     """
     console = console_for("auto")
     models = replace(models, offline=True)
-    if cloud.address is not None:
-        problems = list(_servers(console, cloud, models))
-    else:
-        _system(console)
-        problems = list(_pair(console, models))
+    problems = list(_pair(console, models) if cloud.address is None else _servers(console, cloud, models))
     for problem in problems:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
@@ -58,6 +54,7 @@ def _system(console: Console) -> None:
 
 
 def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
+    _system(console)
     draft = yield from _loaded(models, "draft")
     target = yield from _loaded(models, "target")
     if draft is None or target is None:
@@ -75,8 +72,9 @@ def _pair(console: Console, models: ModelChoice) -> Iterator[str]:
 
 def _loaded(models: ModelChoice, side: str) -> Generator[str, None, Engine | None]:
     """Open and return the model of this side. If that fails, yield a line to repair it, and return None."""
-    edge, cloud = (models.edge_model, models.adapter, "edge"), (models.target_name, "none", "cloud")
-    name, *how = edge if side == "draft" else cloud
+    name, *how = (models.edge_model, models.adapter, "edge") if side == "draft" else (models.target_name,)
+    if side == "draft" and name == "none":
+        return None
     size, room = 0, free_bytes()
     with suppress(SkydraftError):  # loading reports the error
         path = resolve(name, cache_dir(), offline=True)
@@ -101,6 +99,7 @@ def _servers(console: Console, choice: CloudChoice, models: ModelChoice) -> Iter
                     cloud.ping(_LOOK_S)  # first, to fail soon if the server does not answer
                     console.print(f"server       {_described(cloud)}")
                     console.print(f"link         a round trip takes {cloud.ping(_LOOK_S):.1f} ms")
+                    draft = models.load_edge(cloud) if models.edge_model == "none" else draft
                     gone = cloud.meet(draft.vocab) if draft else None
                 if gone:
                     yield f"{cloud.name} cannot be used: {gone.line}"

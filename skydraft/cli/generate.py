@@ -70,9 +70,8 @@ def generate(
         raw=raw, think=decoding.think, share_audio=speech.share(gate, cloud) if recording else "features",
         execution=gate.execution, breaks_loops=True, with_signals=output.trace is not None,
     )  # fmt: skip
-    tracing = open_for_writing(output.trace) if output.trace else nullcontext()
     with (
-        tracing as trace,
+        open_for_writing(output.trace, "a") if output.trace else nullcontext() as trace,
         cloud.sides(models, gate.plan, audits=keep.audit_share > 0) as (edge, target),
         keep.watching(edge, target) as keep,
         api.start(request, edge=edge, cloud=target, observers=keep.observers) as generation,
@@ -92,10 +91,12 @@ def _show(generation: Generation, output: OutputChoice, trace: TextIO | None) ->
     console = None if output.json else console_for(output.color)
     with caught_interrupt() as interrupted:
         for done, tokens in generation.rounds():
+            if trace:
+                with suppress(OSError):  # the old content stays until now; a pipe has none
+                    trace.truncate(None if done.record.round else 0)
+                print(trace_line(done, tokens), file=trace, flush=True)
             if console:
                 show_tokens(console, tokens)
-            if trace:
-                print(trace_line(done, tokens), file=trace, flush=True)
             if interrupted and (held := generation.interrupt()) and console:
                 TERMINAL.write(harmless(held, console))
 
@@ -122,8 +123,7 @@ def _finish(
 ) -> None:
     if output.json:
         stats = generation.stats
-        if auditor:
-            stats = dataclasses.replace(stats, audits=auditor.figures_of(generation))
+        stats = dataclasses.replace(stats, audits=auditor.figures_of(generation)) if auditor else stats
         names = ("text", "token_ids", "origins", "finish_reason")
         answer = {name: getattr(generation, name) for name in names} | {"prompt_tokens": generation.num_prompt_tokens}
         answer |= {"reasoning": generation.reasoning} if generation.reasoning else {}

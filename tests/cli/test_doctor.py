@@ -16,6 +16,7 @@ def test_a_pair_that_is_here_and_fits_is_ready(invoke: Invoke) -> None:
     status, out, err = invoke("doctor", *EDGE, "--cloud-model", "toy")
     assert "vocabulary   the same on both sides" in out and f"{SMALL}      491 MB  not here" in out, err
     assert status == 0 and out.endswith("Ready: toy:drift=0.2 drafts, toy checks.\n")
+    assert invoke("doctor", "--edge-model", "none", "--cloud-model", "toy")[0] == 0  # copies are drafts, too
 
 
 @pytest.mark.parametrize("kind", ["skydraft", "vllm", "llama-server", "openai"])
@@ -42,6 +43,7 @@ def test_each_thing_to_do_is_a_line(invoke: Invoke, server: Serving, guarded: tu
             f"{edge} --cloud {foreign}": "other tokens",
             **{f"{edge} --cloud {address}": "no connection" for address in NOBODY},
             f"{edge} --cloud {vllm.url} --drafts 127.0.0.2": "no drafts are taken at 127.0.0.2:7374",
+            f"--edge-model none --cloud {vllm.url}": "gives no vocabulary, which a device without a model needs",
             f"{edge} --cloud {refusing.url}": "answered 401: Unauthorized. Give its key",
             f"{edge} --cloud http://{ours}": "the address of skydraft serve has no http://",
             f"{edge} --cloud {ours},127.0.0.1:9": "127.0.0.1:9 cannot be used",

@@ -31,7 +31,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(invoke: Invoke) -> None:
 
 
 def test_json_has_the_fixed_fields_and_the_trace_a_line_a_round(invoke: Invoke, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
+    (trace := tmp_path / "trace.jsonl").write_text("of an earlier text\n" * 2000)
     args = ["generate", "你好", *TOYS, "--json", "--trace", str(trace), "--mode", "quality", "--max-new-tokens", "20"]
     status, out, err = invoke(*args)
     answer, rounds = json.loads(out), [json.loads(line) for line in trace.read_text().splitlines()]

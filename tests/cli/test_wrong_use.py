@@ -39,7 +39,7 @@ WRONG = {
     f"{GENERATE} --device edg=cuda": "'edg=cuda' names another side than edge and cloud",
     # what is written, and who checks it
     f"{GENERATE} --mode qualty": "Did you mean quality?",
-    f"{GENERATE} --mode auto": "skydraft calibrate",
+    f"{GENERATE} --mode auto --trace kept": "skydraft calibrate",
     f"{GENERATE} --stop ''": "--stop must be texts, none of them empty",
     f"{GENERATE} --stop \udcff": "not valid UTF-8",
     f"{GENERATE} --trace /no/such/folder/t.jsonl": "/no/such/folder",
@@ -57,7 +57,10 @@ WRONG = {
     f"{OVER} --drafts a:7374": "--drafts is for a vLLM",
     f"{STOCK} --drafts http://a:7374/": "--drafts: 'http://a:7374/' is not the address",
     f"{STOCK} --drafts a:port": "--drafts: 'port' is not a port",
-    f"{STOCK} --drafts a -m cloud": "--drafts does not apply where nothing is drafted",
+    f"{STOCK} --drafts ''": "--drafts: '' is not the address",
+    f"{STOCK} --drafts a -m cloud": "--drafts does not apply where one model works alone",
+    f"{STOCK} --drafts a -m edge": "--drafts does not apply where one model works alone",
+    f"{OVER} --cloud-api vllm": "for servers without skydraft",
     # audits
     f"{GENERATE} --audit-share 0": "above 0",
     f"gateway --edge-only {EDGE} --audit-share 0.1": "another option needs one",
@@ -114,7 +117,7 @@ FAILURES = {
     "generate 你好 --offline": "qwen2.5-coder",
     "generate 快 --local-only --edge-model a/b": "a/b",
     f"{GENERATE} --json --trace /dev/full": "No space left on device",
-    f"{OVER} --require-cloud --cloud-timeout 0.3": "skydraft doctor --cloud localhost:1",
+    f"{OVER} --require-cloud --cloud-timeout 0.3 --trace kept": "skydraft doctor --cloud localhost:1",
 }
 
 

@@ -154,10 +154,10 @@ output_section = section("output", "Output", OutputChoice, [
 ])  # fmt: skip
 
 
-def open_for_writing(path: Path) -> TextIO:
-    """Open a text file to overwrite it. Raises OptionError."""
+def open_for_writing(path: Path, mode: Literal["w", "a"] = "w") -> TextIO:
+    """Open a text file to overwrite it, or to add to it. Raises OptionError."""
     with telling(OptionError, f"{path} cannot be written", "Choose another file."):
-        return path.open("w", encoding="utf-8", newline="")
+        return path.open(mode, encoding="utf-8", newline="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,8 +161,8 @@ class CloudChoice:
 
         Audits need both, too, with room for another text.
         """
-        if plan and not plan.drafts and "drafts" in self.given:
-            raise OptionError("--drafts does not apply where nothing is drafted (--mode cloud).", hint="Leave it out.")
+        if plan and not (plan.drafts and plan.verifies) and "drafts" in self.given:
+            raise OptionError("--drafts does not apply where one model works alone.", hint="Leave it out.")
         if audits:
             room = replace(models.options, max_sequences=models.options.max_sequences + 1)
             plan, models = None, replace(models, options=room)
@@ -184,7 +184,7 @@ def _cloud(address: str | None, **values: Any) -> CloudChoice:
         raise OptionError("--local-only lets nothing leave this machine, but --cloud sends to a server: choose one.")
     if address and models["cloud_model"] and not is_url(address):
         raise OptionError("--cloud-model runs a target in this process, --cloud uses one on a server: choose one.")
-    if values["drafts"] and not is_url(address or ""):
+    if values["drafts"] is not None and not is_url(address or ""):
         raise OptionError("--drafts is for a vLLM, whose address is missing.", hint="Give --cloud http://HOST:PORT/v1.")
     given = {name: value for name, value in values.items() if value is not None and value is not False}  # 0 is a value
     return CloudChoice(address, given)

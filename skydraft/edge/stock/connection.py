@@ -137,7 +137,7 @@ class StockConnection:
         self._pool = Pool(self.address, options.key, options.tls_ca, is_here=options.is_here)
         look_s = _LOOK_HERE_S if options.is_here else 0.0
         self.wire = Wire(*options.roots, self._pool, Ledger(self.budget), look_s)  # for requests outside any text
-        self.drafts = DraftPort(options.port_for_drafts, notify, self.wire.ledger) if options.drafts else None
+        self.drafts = None if options.drafts is None else DraftPort(options.port_for_drafts, notify, self.wire.ledger)
         self.known: StockInfo | None = None  # the last description
         self._is_old = False  # another server may have taken its place
         self.refused: set[str] = set()  # request fields that a chat rejects
