@@ -142,8 +142,8 @@ def link() -> str:
     }
     told = ", ".join(f"{name} {speeds[kind]:.2f}" for kind, name in wanted.items())
     return (
-        "3. Over a link of 20 ms to a large model of 45 ms a token, times the speed of its stream: "
-        f"{told} (emulated; docs/measuring.md)."
+        "3. Not measured now: over an emulated link of 20 ms, with a large model of 45 ms a token, the speed is "
+        f"{told} of its own stream (docs/measuring.md)."
     )
 
 

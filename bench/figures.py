@@ -257,7 +257,7 @@ TABLES: dict[str, tuple[Callable[[], list[str]], ...]] = {
     "README.md": (
         partial(
             headline,
-            "large model = 1 | over 20 ms | over 80 ms | a vLLM over 20 ms | same text there",
+            "large model = 1 | over 20 ms | over 80 ms | a vLLM over 20 ms | same text with vLLM",
             ("Chinese answers", "everyday questions", "code", "long Chinese texts", "edits"),
         ),
         partial(

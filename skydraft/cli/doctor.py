@@ -40,7 +40,8 @@ def doctor(cloud: CloudChoice, models: ModelChoice) -> int:
         console.print(f"To do: {one_line(problem)}", style="yellow")
     if not problems:
         target = cloud.address or models.target_name
-        console.print(one_line(f"Ready: {models.edge_model} drafts, {target} checks."), style="green")
+        does = "streams" if is_url(target) and "drafts" not in cloud.given else f"checks drafts of {models.edge_model}"
+        console.print(one_line(f"Ready: {target} {does}."), style="green")
     return 1 if problems else 0
 
 

@@ -35,7 +35,7 @@ def probe(engine: Engine, notify: Callable[[str], None] = lambda line: None) -> 
         began = time.perf_counter()
         sequence.extend(token_ids[length : length + 1])
         if time.perf_counter() - began > _SLOW_STEP_S:
-            notify(f"measuring {engine.name} on this machine: once, some seconds.")
+            notify(f"measuring {engine.name} on this machine: some seconds.")
         sequence.truncate(length)
         num_equal, times = _compare(sequence, token_ids[length:], min(num_ids - length, engine.max_output_rows))
     return RowProfile(num_equal if engine.is_full_precision else 1, times)

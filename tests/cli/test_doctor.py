@@ -15,7 +15,7 @@ from .test_cloud import EDGE, NOBODY
 def test_a_pair_that_is_here_and_fits_is_ready(invoke: Invoke) -> None:
     status, out, err = invoke("doctor", *EDGE, "--cloud-model", "toy")
     assert "vocabulary   the same on both sides" in out and f"{SMALL}      491 MB  not here" in out, err
-    assert status == 0 and out.endswith("Ready: toy:drift=0.2 drafts, toy checks.\n")
+    assert status == 0 and out.endswith("Ready: toy checks drafts of toy:drift=0.2.\n")
     assert invoke("doctor", "--edge-model", "none", "--cloud-model", "toy")[0] == 0  # copies are drafts, too
 
 
@@ -27,7 +27,8 @@ def test_a_server_is_described_and_asked_to_write_nothing(invoke: Invoke, server
         assert not any(asked.path in GENERATING for asked in stock.model.asked)  # which may want money
     assert re.search(rf"^server +{re.escape(address)}, {'chat' if kind == 'openai' else what}.*, plaintext", out, re.M)
     assert re.search(r"^model +toy", out, re.M) and re.search(r"a round trip takes \d+\.\d ms$", out, re.M), err
-    assert status == 0 and out.endswith(f"Ready: toy:drift=0.2 drafts, {address} checks.\n")
+    does = "checks drafts of toy:drift=0.2" if kind == "skydraft" else "streams"
+    assert status == 0 and out.endswith(f"Ready: {address} {does}.\n")
 
 
 def test_each_thing_to_do_is_a_line(invoke: Invoke, server: Serving, guarded: tuple[str, str], foreign: str) -> None:

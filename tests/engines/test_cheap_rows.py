@@ -85,7 +85,7 @@ def test_it_is_quantized_once(tiny_gguf: Path, tmp_path: Path, monkeypatch: pyte
     assert "tiny-q8_0 is here already" in run(str(tiny_gguf), "q8_0")  # of what file, nobody knows
     with skydraft.load("tiny-q8_0", context=64) as q8_0, skydraft.load(tiny_gguf, context=64) as plain:
         assert q8_0.fingerprint != plain.fingerprint and q8_0.vocab.fingerprint == plain.vocab.fingerprint
-        assert "Q8_0 keeps the bits of" in q8_0.about_rows
+        assert "Q8_0 checks" in q8_0.about_rows
     with pytest.raises(OptionError, match="type must be one of q4_0, q8_0, not 'q5_0'"):
         api.quantize(str(tiny_gguf), "q5_0")
     monkeypatch.setattr("skydraft.engines.llama.weights._TARGET_PARAMS", 1e3)

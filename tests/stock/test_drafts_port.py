@@ -257,7 +257,7 @@ SHUT: list[tuple[dict[str, str], Any, str]] = [
     ({"PORT": "x"}, config(), "no port"), ({"TOKEN": "x"}, config(), "SKYDRAFT_DRAFTS_TOKEN is unknown"),
     ({"TOKENS": "/nowhere"}, config(), "/nowhere"), ({}, config(rank=1, tensor_parallel_size=2), "first tensor"),
     ({}, config(pipeline_parallel_size=2), "pipeline"), ({}, LOSSY, "fly"), ({}, SimpleNamespace(), "no attribute"),
-    ({}, config(), "does not tell the names"),  # made by no model runner, which knows them
+    ({}, config(), "does not reveal the names"),  # made by no model runner, which knows them
 ]  # fmt: skip
 
 

@@ -77,14 +77,13 @@ class DraftPort:
                 self._ledger.note(LinkCost(bytes_up=len(greeting)))
                 hello = json.loads(await reader.readline() or b"{}")
                 if count(hello, "version") != _VERSION or not (most := count(hello, "drafts")):
-                    raise ValueError(
-                        "it speaks another version" if hello else "it closed the connection: check the token"
-                    )
+                    raise ValueError("its version is another" if hello else "it closed the connection: check the token")
                 self.most = most
             self._writer = writer
             await reader.read(1)  # nothing comes but the end
         except (OSError, ValueError, RecursionError) as error:
-            reason = str(error) or "it does not answer"
+            is_other = isinstance(error, json.JSONDecodeError)
+            reason = "something else answers" if is_other else str(error) or "it does not answer"
         finally:
             self._writer, self.most = None, 0
             if writer is not None:

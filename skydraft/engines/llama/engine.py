@@ -106,8 +106,8 @@ class LlamaCppEngine(Engine):
             self.probed_len = 0
         self._costs = RowCosts(self.profile, self.name)
         self._lib.model_desc(self._model, kind := ctypes.create_string_buffer(128), 128)
-        more = "; one of `skydraft models quantize` may keep more" if self.invariant_rows < MAX_PROBED_ROWS else ""
-        self.about_rows = f"{kind.value.decode()} keeps the bits of {self.invariant_rows} rows a forward here{more}"
+        more = "; more with `skydraft models quantize`, perhaps" if self.invariant_rows < MAX_PROBED_ROWS else ""
+        self.about_rows = f"{kind.value.decode()} checks {self.invariant_rows} tokens at once to the bit{more}"
 
     def open_adapted(self, adapter: Path) -> LlamaCppEngine:
         return LlamaCppEngine(self.path, self._options, name=self.name, base=self, adapter=adapter)
