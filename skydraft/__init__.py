@@ -10,7 +10,7 @@ The package has three groups. The first is the pair of models; begin there:
 `gateway` is the second group, and `lab` (evaluation, tasks, learning) the third. `cli` is the command line.
 """
 
-import os
+import os as _os
 
 from skydraft.api import connect, generate, load, start, without_model
 from skydraft.config import DecodingParams, decoding_params
@@ -30,7 +30,7 @@ __version__ = "0.2.0"
 
 # Otherwise gRPC writes a line to stderr for each idle connection that it closes. The user's own setting stays. gRPC
 # reads it when it is imported, which is later.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+_os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 __all__ = [
     "DecodingParams", "Engine", "EngineOptions", "GenerateRequest", "Generation", "Plan", "SkydraftError", "Stats",

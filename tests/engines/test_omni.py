@@ -145,5 +145,5 @@ def test_prompts_that_do_not_fit_their_audio(omni: OmniEngine) -> None:
         (prompt * 2, (media[0], omni.media(clip(1, 2.0)))),
     ]  # fmt: skip
     for token_ids, given in wrong:
-        with pytest.raises(PromptError, match="audio tokens are not those of its"):
+        with pytest.raises(PromptError, match="audio tokens do not match its"):
             omni.open(token_ids, given)
