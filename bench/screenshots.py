@@ -23,9 +23,9 @@ from skydraft.gateway.server import Entrance, ListenOptions, listen, server_of
 from skydraft.models import default_pair
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-_QUESTIONS = ("请用一句话描述海边日落的景色。", "Write a Python function that reverses a linked list.")
+_QUESTIONS = ("请用一句话描述海边日落的景色。", "What is the difference between TCP and UDP?")
 _SHORT = "Explain in two sentences why the sky is blue."
-_SETTINGS = '{"maxTokens": 160, "temperature": 0}'
+_SETTINGS = '{"maxTokens": 160, "temperature": 0, "mode": "quality"}'  # both models' words are in its texts
 
 
 @contextmanager
