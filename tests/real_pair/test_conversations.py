@@ -12,7 +12,7 @@ Messages = list[dict[str, str]]
 
 def answer(talk: Messages, seats: dict[str, Engine], scope: str, num_tokens: int = 6) -> Generation:
     params = DecodingParams(max_new_tokens=num_tokens, temperature=0.7, seed=len(talk))
-    plan = make_plan("lossless")
+    plan = make_plan("lossless", k=4)  # in which both models read each prompt
     with skydraft.generate(messages=talk, plan=plan, params=params, cache_scope=scope, **seats) as generation:
         return generation.run()
 

@@ -62,7 +62,7 @@ def test_peak_memory_is_the_two_files_and_a_gigabyte(edge: Engine, cloud: Engine
     link_models(tmp_path)
     code = (  # without probing, which takes two minutes here
         "import re, sys; from skydraft.cli.main import run; from skydraft.engines import probe;"
-        "probe.probe = lambda engine: probe.RowProfile(1, (1.0,) * 8);"
+        "probe.probe = lambda *_: probe.RowProfile(1, (1.0,) * 8);"
         f"status = run(['generate', '{prompt}', '--max-new-tokens', '8', '--quiet', '--offline',"
         f"'--context', '4096', '--threads', '{OPTIONS.num_threads}']);"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]); sys.exit(status)"
