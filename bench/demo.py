@@ -64,7 +64,7 @@ def _edit(console: Console, edge: Engine, target: Engine) -> None:
             show_tokens(console, tokens)
         speeds, texts = {"lossless": [_speed(generation)], "cloud": []}, {generation.text}
     if is_colored(console):
-        console.print(f"\n{legend(generation.origins)}")
+        console.print("\n", legend(generation.origins), sep="")
     for mode in ("cloud", "lossless", "cloud"):
         with TERMINAL.state(f"The same in mode {mode}…"), _writing(EDIT, mode, edge, target) as again:
             texts.add(again.run().text)
