@@ -106,12 +106,11 @@ def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: Fake
     expect(dialog).to_be_hidden()
 
 
-def kept(page: Any) -> list[str]:
-    """Titles in the list, which is opened when the browser holds all that the page shows: it is drawn once."""
+def lists(page: Any, *titles: str) -> None:
+    """Opens the list, when the browser holds all that the page shows, and waits for these titles in it."""
     wait_for(lambda: is_all_kept(page))
     page.click("#open-saved")
-    page.locator("#saved-list li").first.wait_for()
-    return list(page.locator("#saved-list .entry span").all_inner_texts())
+    expect(page.locator("#saved-list .entry span")).to_have_text(titles)  # rows of an earlier look stay for a moment
 
 
 def is_kept(page: Any, *texts: str) -> bool:
@@ -175,13 +174,13 @@ def test_the_list_opens_and_deletes(page: Any, fake: FakeGateway) -> None:
     answered(page, "<b>First</b>")
     page.click("#new")
     answered(page, "Second")
-    assert kept(page) == ["Second", "<b>First</b>"]
+    lists(page, "Second", "<b>First</b>")
     page.locator("#saved-list .entry").nth(1).click()
     expect(page.locator("#saved")).to_be_hidden()
     expect(page.locator(".said p")).to_have_text(["<b>First</b>"])
     answered(page, "More", 2)
     assert [message["content"] for message in fake.bodies[2]["messages"]] == ["<b>First</b>", ANSWER, "More"]
-    assert kept(page) == ["<b>First</b>", "Second"]  # the newest comes first
+    lists(page, "<b>First</b>", "Second")  # the newest comes first
     page.once("dialog", lambda dialog: dialog.dismiss())
     page.get_by_role("button", name="Delete").first.click()
     expect(page.locator("#saved-list li")).to_have_count(2)
@@ -190,7 +189,7 @@ def test_the_list_opens_and_deletes(page: Any, fake: FakeGateway) -> None:
     expect(page.locator("#saved-list .entry span")).to_have_text(["Second"])
     expect(page.locator(".turn")).to_have_count(0)
     page.reload()
-    assert kept(page) == ["Second"]
+    lists(page, "Second")
     assert not is_kept(page, "First")
 
 
@@ -224,6 +223,6 @@ def test_an_edited_question_is_asked_anew_from_its_place(page: Any, fake: FakeGa
     settled(page, 2)
     assert [message["content"] for message in fake.bodies[3]["messages"]] == ["a", "Answer 1", "B\nand more"]
     wait_for(lambda: is_kept(page, "and more"))
-    assert kept(page) == ["a", "a"]  # what followed is not lost
+    lists(page, "a", "a")  # what followed is not lost
     page.locator("#saved-list .entry").nth(1).click()
     expect(page.locator(".text")).to_have_text([f"Answer {number}" for number in (1, 2, 3)])
