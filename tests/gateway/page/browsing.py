@@ -63,6 +63,7 @@ def open_page(chromium: Any, gateway: str, problems: list[str], expected: list[s
         page = context.new_page()
         _watch(page, gateway, problems)
         page.goto(gateway)
+        wired(page)
         return page
 
     yield opened
@@ -91,6 +92,16 @@ def _watch(page: Any, gateway: str, problems: list[str]) -> None:
     page.on("console", heard)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", asked)
+
+
+def wired(page: Any) -> None:
+    """Waits for the page's modules: the browser says that the page is loaded while they wait for their texts."""
+    page.locator("html[data-theme]").wait_for(state="attached")
+
+
+def reload(page: Any) -> None:
+    page.reload()
+    wired(page)
 
 
 def ask(page: Any, text: str) -> None:

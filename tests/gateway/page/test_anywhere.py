@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, expect, grave, is_too_wide
+from .browsing import Pages, answered, expect, grave, is_too_wide, reload
 from .fake_gateway import wait_for
 
 pytestmark = pytest.mark.browser
@@ -48,7 +48,7 @@ def test_the_language_of_the_browser_and_the_other(open_page: Pages, locale: str
     page.click("#language")
     expect(shown).to_have_attribute("lang", other)
     assert page.locator("body").inner_text() != before
-    page.reload()
+    reload(page)
     expect(shown).to_have_attribute("lang", other)
 
 

@@ -14,7 +14,7 @@ from ...serving import serving
 from ...thinking.scripts import thinking_toy
 from ..running import gateway as running_gateway
 from ..running import over, toy_pair
-from .browsing import Pages, answered, expect, grave, is_too_wide, settled
+from .browsing import Pages, answered, expect, grave, is_too_wide, reload, settled, wired
 from .fake_gateway import wait_for
 from .test_kept import is_all_kept
 
@@ -31,7 +31,7 @@ def written(page: Any, mode: str, temperature: float = 0, **more: Any) -> str:
     """The text of an answer of 24 tokens."""
     values = json.dumps({"mode": mode, "temperature": temperature, "maxTokens": 24, "rendered": False} | more)
     page.evaluate("values => localStorage.setItem('skydraft.settings', values)", values)
-    page.reload()
+    reload(page)
     page.locator("#mode option").first.wait_for(state="attached")
     answered(page, "语速")
     return str(page.locator(".text").inner_text())
@@ -77,7 +77,7 @@ def test_the_token_that_was_there_gives_the_same_text_and_another_gives_a_branch
     expect(page.locator(".name").nth(2)).to_have_text(f"lossless, going on from {shown}")
     expect(page.locator(".is-chosen .name")).to_have_text(f"lossless, going on from {shown}")
     wait_for(lambda: is_all_kept(page))
-    page.reload()
+    reload(page)
     settled(page, 3)
     assert texts.all_inner_texts() == before
     answered(page, "快", 4)  # what follows goes on from the branch
@@ -91,6 +91,7 @@ def test_who_wrote_it_and_what_it_cost_is_told_and_where_the_target_says_nothing
     with serving(open_toy("toy")) as server, over(skydraft.connect(server.address, require=True)) as remote:
         expected.append(remote.url)
         page.goto(remote.url)
+        wired(page)
         written(page, "lossless")
         go_to(page, 0)  # with its own call: what follows may come without one
         for told in ("Round ", "bytes sent"):
@@ -145,6 +146,7 @@ def test_after_a_thought_the_text_goes_on_with_the_same_thought(open_page: Pages
     with running_gateway(Pair(thinking_toy(0.2, 6), thinking_toy(max_sequences=6))) as thinking:
         expected.append(thinking.url)
         page.goto(thinking.url)
+        wired(page)
         text = written(page, "lossless")
         thought = page.locator(".thought-text").text_content()
         for count, answer, place in ((2, 0, 6), (3, 1, 8)):  # a branch of the branch too
@@ -152,7 +154,7 @@ def test_after_a_thought_the_text_goes_on_with_the_same_thought(open_page: Pages
             page.locator("#token-target button", has_text="stands here").click()
             settled(page, count)
         wait_for(lambda: is_all_kept(page))
-        page.reload()
+        reload(page)
         settled(page, 3)
         assert thought and page.locator(".thought-text").all_text_contents() == [thought] * 3
         assert page.locator(".text").all_inner_texts() == [text] * 3

@@ -8,7 +8,7 @@ import pytest
 
 from skydraft.origins import LOOKS
 
-from .browsing import answered, ask, expect, grave, is_too_wide, settled
+from .browsing import answered, ask, expect, grave, is_too_wide, reload, settled
 from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
@@ -36,7 +36,7 @@ def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: An
     page.fill("#maxTokens", "77")
     page.fill("#system", "Be brief.")
     page.click("#close-settings")
-    page.reload()
+    reload(page)
     expect(page.locator("#mode")).to_have_value("edge")
     page.click("#new")
     expect(page.locator("#welcome")).to_be_visible()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .browsing import Pages, answered, ask, drawn, expect, settled
+from .browsing import Pages, answered, ask, drawn, expect, reload, settled, wired
 from .fake_gateway import CUT, FakeGateway, Refusal, finish, mistake, mixed_reply, plain_reply, record, run, wait_for
 from .test_conversation import ANSWER, calling
 
@@ -101,7 +101,7 @@ def test_the_key_is_asked_for_and_kept_for_this_tab(open_page: Pages, fake: Fake
     answered(page, "Hello")
     stored = "[sessionStorage, localStorage].map((each) => JSON.stringify(each).includes('s3cret'))"
     assert page.evaluate(stored) == [True, False]
-    page.reload()
+    reload(page)
     expect(page.locator("#mode")).to_have_value("quality")
     expect(dialog).to_be_hidden()
 
@@ -147,7 +147,7 @@ def test_a_reload_shows_all_again_and_the_conversation_goes_on(page: Any, fake: 
 
     before = shown()
     wait_for(lambda: is_all_kept(page))
-    page.reload()
+    reload(page)
     settled(page, 2)
     wait_for(lambda: shown() == before)
     answered(page, "And now?", 3)
@@ -165,7 +165,7 @@ def test_an_answer_that_a_reload_cut_off_is_kept_as_far_as_it_came(page: Any, fa
     is_begun.set()
     expect(page.locator(".text")).to_have_text("Half of it")
     wait_for(lambda: is_kept(page, "of it"))
-    page.reload()
+    reload(page)
     settled(page, 1, "stopped")
     expect(page.locator(".text")).to_have_text("Half of it")
 
@@ -188,7 +188,7 @@ def test_the_list_opens_and_deletes(page: Any, fake: FakeGateway) -> None:
     page.get_by_role("button", name="Delete").first.click()
     expect(page.locator("#saved-list .entry span")).to_have_text(["Second"])
     expect(page.locator(".turn")).to_have_count(0)
-    page.reload()
+    reload(page)
     lists(page, "Second")
     assert not is_kept(page, "First")
 
@@ -198,6 +198,7 @@ def test_two_tabs_that_go_on_with_one_conversation_lose_nothing(page: Any, fake:
     wait_for(lambda: is_kept(page, "sinks."))
     with closing(page.context.new_page()) as other:
         other.goto(fake.url)
+        wired(other)
         other.click("#open-saved")
         other.locator("#saved-list .entry").click()
         expect(other.locator(".turn")).to_have_count(1)
