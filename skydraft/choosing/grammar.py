@@ -227,11 +227,11 @@ class GrammarAlong(Follower):
 
     @property
     def was_left(self) -> bool:
-        return self._num_matched < len(self._read)
+        return self._num_matched < self.length
 
     def _find(self) -> Mask:
         mask = np.zeros(self._size, bool)
-        if self._num_matched == len(self._read):
+        if self._num_matched == self.length:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
                 self._leave_dead_end()
@@ -255,17 +255,17 @@ class GrammarAlong(Follower):
         """Rebuild the matcher after a dead end. Raises GrammarRefused for any other error."""
         reason = self._matcher.get_error()
         self._matcher = self._compiled.matcher()
-        num_matched = self._matcher.try_consume_tokens(self._read.view.tolist())
+        num_matched = self._matcher.try_consume_tokens(self.token_ids.tolist())
         if _first_line(reason) not in _DEAD_ENDS or num_matched < self._num_matched:
             raise self._too_much(reason)
 
     def _too_much(self, reason: str) -> GrammarRefused:
         self._matcher, self._num_matched, self._mask = self._compiled.matcher(), 0, None
-        self._read.truncate(0)
+        self._cut(0)
         return GrammarRefused(f"The grammar cannot be followed any further: {_first_line(reason)}.")
 
     def _back(self, length: int) -> None:
-        if length < len(self._read):
+        if length < self.length:
             self._mask = None
         if length < self._num_matched:
             if not self._matcher.rollback(self._num_matched - length):
@@ -275,7 +275,7 @@ class GrammarAlong(Follower):
     def _on(self, token_ids: TokenIds) -> None:
         if len(token_ids):
             self._mask = None
-        if self._num_matched < len(self._read):
+        if self._num_matched < self.length:
             return
         ends = np.flatnonzero(np.isin(token_ids, self._end_ids))
         inside = token_ids[: ends[0]] if len(ends) else token_ids

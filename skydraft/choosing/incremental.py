@@ -18,21 +18,18 @@ from skydraft.engines.vocab import TokenIds, num_shared
 S = TypeVar("S")
 
 
-class Follower(ABC):
+class Follower(TokenBuffer, ABC):
     """Reads prefixes token by token, and goes back to the first difference. For one thread at a time.
 
-    If `_back` or `_on` raises, `_read` holds only tokens that were fully processed.
+    If `_back` or `_on` raises, it holds only tokens that were fully processed.
     """
 
-    def __init__(self) -> None:
-        self._read = TokenBuffer()
-
     def follow(self, prefix: TokenIds) -> None:
-        shared = num_shared(self._read.view, prefix)
+        shared = num_shared(self.token_ids, prefix)
         self._back(shared)
-        self._read.truncate(shared)
+        self._cut(shared)
         self._on(prefix[shared:])
-        self._read.extend(prefix[shared:])
+        self._add(prefix[shared:])
 
     @abstractmethod
     def _back(self, length: int) -> None:
@@ -77,7 +74,7 @@ class Tally(Follower):
         return np.fromiter(self._counts, np.int32, len(sizes)), np.fromiter(sizes, np.int64, len(sizes))
 
     def _back(self, length: int) -> None:
-        for token_id in self._read.view[length:].tolist():
+        for token_id in self.token_ids[length:].tolist():
             _uncount(self._counts, token_id)
 
     def _on(self, token_ids: TokenIds) -> None:
@@ -103,7 +100,7 @@ class Repeats(Follower):
         return hashlib.blake2b(token_ids[end - self._run_len : end].tobytes(), digest_size=16).digest()
 
     def _back(self, length: int) -> None:
-        known = self._read.view
+        known = self.token_ids
         for end in range(len(known) - 1, max(length, self._run_len) - 1, -1):
             counts = self._followers[key := self._key(known, end)]
             _uncount(counts, int(known[end]))
@@ -111,7 +108,7 @@ class Repeats(Follower):
                 del self._followers[key]
 
     def _on(self, token_ids: TokenIds) -> None:
-        run_len, before = self._run_len, self._read.view
+        run_len, before = self._run_len, self.token_ids
         tokens = np.concatenate((before[max(len(before) - run_len, 0) :], token_ids))
         for end in range(max(len(tokens) - len(token_ids), run_len), len(tokens)):
             self._followers[self._key(tokens, end)][int(tokens[end])] += 1

@@ -7,25 +7,21 @@ from skydraft.errors import BaseMismatch
 from skydraft.types import DraftBlock, FinishReason, Prompt, Verdict
 
 
-class Text:
-    """A prompt and `base` generated tokens after it. Its views are read-only."""
+class Text(TokenBuffer):
+    """A prompt and `base` generated tokens after it: `token_ids` [prompt length + base]."""
 
     def __init__(self, prompt: Seq[int], generated: Seq[int] = ()) -> None:
-        self._tokens, self._prompt_len = TokenBuffer((*prompt, *generated)), len(prompt)
+        super().__init__((*prompt, *generated))
+        self._prompt_len = len(prompt)
 
     @property
     def base(self) -> int:
-        return len(self._tokens) - self._prompt_len
-
-    @property
-    def token_ids(self) -> TokenIds:
-        """[prompt length + base]"""
-        return self._tokens.view
+        return self.length - self._prompt_len
 
     @property
     def generated(self) -> TokenIds:
         """[base]"""
-        return self._tokens.view[self._prompt_len :]
+        return self.token_ids[self._prompt_len :]
 
 
 class Context(Text):
@@ -65,7 +61,7 @@ class Context(Text):
     def _commit(self, base: int, token_ids: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
         if base != self.base:
             raise BaseMismatch(f"A block or verdict follows {base} tokens, but the text has {self.base}.")
-        self._tokens.extend(token_ids)
+        self._add(token_ids)
         if self.scores:
             self.scores.settle(base, token_ids)
         self.finish = finish or self.finish  # an interrupt during the round stays

@@ -10,7 +10,7 @@ from skydraft.choosing.chooser import Chooser
 from skydraft.choosing.stopping import Stopping
 from skydraft.config import MAX_K, DecodingParams, Execution
 from skydraft.decoding.accounts.scoring import Scores
-from skydraft.engines.base import Engine, Sequence, TokenBuffer
+from skydraft.engines.base import Engine, Sequence
 from skydraft.engines.vocab import Rows, TokenIds
 from skydraft.gating.gates import CERTAIN, is_looping, measure
 from skydraft.types import Cost, DraftBlock, EndedBy, FinishReason, Prompt, Reuse, Signals
@@ -77,24 +77,25 @@ class Drafter:
         self, prefix: TokenIds, k: int, begun: Seq[Step] = (), *, breaks_loops: bool = False
     ) -> tuple[list[Step], EndedBy, Cost]:
         """Draft as `draft` does; returns (steps, why they ended, cost)."""
-        sequence, text, steps, known = self._open(), TokenBuffer(prefix), list[Step](), deque(begun)
+        sequence, steps, known = self._open(), list[Step](), deque(begun)
         self._agrees.clear()  # an unfinished `read` ends here
         longest = min(MAX_K if self._chooser.has_grammar else k, self.room(len(prefix)))
+        text = np.append(prefix, np.zeros(longest, np.int32))
         ended_by: EndedBy = "k"
         num_free = 0  # chosen tokens, not forced ones
         self._catch_up(sequence, prefix)
         with self._engine.floor:
             sequence.align(prefix)
             while ended_by == "k" and len(steps) < longest:
-                may_choose = num_free < k
+                may_choose, before = num_free < k, text[: len(prefix) + len(steps)]
                 if known and (may_choose or known[0].is_forced):
                     step: Step | None = known.popleft()
                 else:
-                    step = self._next(sequence, text.view, may_choose=may_choose, breaks_loops=breaks_loops)
+                    step = self._next(sequence, before, may_choose=may_choose, breaks_loops=breaks_loops)
                 if step is None:
                     break
-                text.extend([step.token_id])
-                finish = self._stopping.finish(text.view[len(self._prompt.token_ids) :])
+                text[len(before)] = step.token_id
+                finish = self._stopping.finish(text[len(self._prompt.token_ids) : len(before) + 1])
                 steps.append(step._replace(finish=finish))
                 ended_by, num_free = self._ended_by(steps), num_free + (not step.is_forced)
         return steps, ended_by, self._take_cost(sequence)

@@ -54,7 +54,7 @@ class SpeculativeLoop:
         have no room, wait in line, at first and when the text gets long. Raises EngineBusy."""
         room = 0.0
         while self.context.finish is None and not self.is_cancelled:
-            if (needed := len(self.context.token_ids) + _AHEAD) > room and not (room := self.seats.take(needed)):
+            if (needed := self.context.length + _AHEAD) > room and not (room := self.seats.take(needed)):
                 return
             began = time.perf_counter()
             self._started = self._started or began
@@ -78,7 +78,7 @@ class SpeculativeLoop:
             token_ids = self.copies.draft(self.context.token_ids)
             if token_ids and self.verifier.stop():
                 return replace(empty, token_ids=token_ids, is_copied=True)
-        if drafter is None or not (room := drafter.room(len(self.context.token_ids))):
+        if drafter is None or not (room := drafter.room(self.context.length)):
             return empty
         if self.turns.reads and not self.ahead:
             empty = drafter.read(self.context.token_ids)
@@ -94,7 +94,7 @@ class SpeculativeLoop:
 
     def _num_to_write(self) -> int:
         """Return how many tokens the target may write after its next verdict: all, if the draft model cannot go on."""
-        if self.drafter is None or not self.drafter.room(len(self.context.token_ids)):
+        if self.drafter is None or not self.drafter.room(self.context.length):
             return WRITE_ALL
         return self.turns.to_write()
 

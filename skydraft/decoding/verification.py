@@ -196,7 +196,7 @@ class TargetSession(Text):
 
     def begin(self, block: DraftBlock, catch_up: Seq[int]) -> Verification:
         """Return the verification of a block that passed `check`. Committed tokens do not change."""
-        return Verification(self._rules, self._tokens.view, block, catch_up, self._own())
+        return Verification(self._rules, self.token_ids, block, catch_up, self._own())
 
     def check(self, block: DraftBlock, catch_up: Seq[int]) -> None:
         """Raise BaseMismatch unless the block follows the text and `catch_up`; LimitExceeded after the end."""
@@ -210,7 +210,7 @@ class TargetSession(Text):
         committed meanwhile."""
         self.check(done.block, done.catch_up)
         verdict = done.verdict(cost)
-        self._tokens.extend((*done.catch_up, *verdict.commits(done.block)))
+        self._add((*done.catch_up, *verdict.commits(done.block)))
         self.scores += verdict.scores
         self.finish = verdict.finish
         return verdict

@@ -85,36 +85,33 @@ class FairLock(_RLock):  # type: ignore[misc]
 
 
 class TokenBuffer:
-    """Token ids that grow at the end, and can be cut to an absolute length. The view is read-only."""
+    """Token ids of which each subclass owns its own. They grow at the end, and can be cut to an absolute length."""
 
     def __init__(self, token_ids: Seq[int] | TokenIds = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
-        self._len = 0
-        self.extend(token_ids)
-
-    def __len__(self) -> int:
-        return self._len
+        self.length = 0  # only `_add` and `_cut` change it
+        self._add(token_ids)
 
     @property
-    def view(self) -> TokenIds:
-        """Valid until the next change."""
-        view = self._store[: self._len]
+    def token_ids(self) -> TokenIds:
+        """A read-only view, [length], valid until the next change."""
+        view = self._store[: self.length]
         view.flags.writeable = False
         return view
 
-    def extend(self, token_ids: Seq[int] | TokenIds) -> None:
-        new_len = self._len + len(token_ids)
+    def _add(self, token_ids: Seq[int] | TokenIds) -> None:
+        new_len = self.length + len(token_ids)
         if new_len > len(self._store):
-            self._store = np.concatenate((self._store[: self._len], np.empty(2 * new_len, np.int32)))
-        self._store[self._len : new_len] = token_ids
-        self._len = new_len
+            self._store = np.concatenate((self._store[: self.length], np.empty(2 * new_len, np.int32)))
+        self._store[self.length : new_len] = token_ids
+        self.length = new_len
 
-    def truncate(self, length: int) -> None:
-        assert 0 <= length <= self._len, f"{self._len} tokens cannot be cut to {length}"
-        self._len = length
+    def _cut(self, length: int) -> None:
+        assert 0 <= length <= self.length, f"{self.length} tokens cannot be cut to {length}"
+        self.length = length
 
 
-class Sequence:
+class Sequence(TokenBuffer):
     """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
 
     `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` selects later sequences that may take
@@ -125,20 +122,11 @@ class Sequence:
         self, engine: Engine, slot: Any, media: Recordings = (), reuse: Reuse | None = None,
         token_ids: Seq[int] | TokenIds = (), whole_len: int = 0,
     ) -> None:  # fmt: skip
+        super().__init__(token_ids)
         self.engine, self.slot, self.reuse, self.media = engine, slot, reuse, media
-        self._tokens = TokenBuffer(token_ids)
         self.whole_len = whole_len  # tokens fed as whole parts of a prompt; only the engine raises it
         self.prefill_cost = Cost(num_cached=self.length)  # cost of the prompt, not taken yet; only the engine writes it
         self.is_closed = False  # only `close` changes it
-
-    @property
-    def length(self) -> int:
-        return len(self._tokens)
-
-    @property
-    def token_ids(self) -> TokenIds:
-        """A read-only view, [length]."""
-        return self._tokens.view
 
     def extend(self, token_ids: Seq[int] | TokenIds) -> Rows:
         """Feed tokens at the end; returns logits [len(token_ids), vocab.size].
@@ -156,7 +144,7 @@ class Sequence:
                 raise EngineError(f"Cannot truncate a sequence of {self.length} tokens to {length}.")
             if length < self.length:
                 self.engine.roll_back(self, length)
-                self._tokens.truncate(length)
+                self._cut(length)
                 self.whole_len = min(self.whole_len, length)
                 self._assert_kv()
 
@@ -188,7 +176,7 @@ class Sequence:
 
     def record(self, token_ids: Seq[int] | TokenIds) -> None:
         """Record tokens that the engine has just written into the KV cache. Only engines call this."""
-        self._tokens.extend(token_ids)
+        self._add(token_ids)
         self._assert_kv()
 
     def _assert_kv(self) -> None:
@@ -297,8 +285,9 @@ class Model(ABC):
         """Feed several sequences in one forward. Up to `invariant_rows` the result equals feeding one by one. Each
         sequence may occur once. Returns logits [len(token_ids), vocab.size] per feed, in order."""
         with self.floor:
-            if len({id(sequence) for sequence, _ in feeds}) < len(feeds):
+            if len(dict(feeds)) < len(feeds):
                 raise EngineError("A sequence may occur only once in a batch.")
+            num_rows = longest = 0
             for sequence, token_ids in feeds:
                 sequence.check_open()
                 if len(token_ids) == 0:
@@ -306,9 +295,9 @@ class Model(ABC):
                 if (length := sequence.length + len(token_ids)) > self.context_len:
                     raise EngineError(f"{length} tokens do not fit in a context of {self.context_len}.")
                 self.check_ids(token_ids)
-            if (num_rows := sum(len(token_ids) for _, token_ids in feeds)) > self.max_output_rows:
+                num_rows, longest = num_rows + len(token_ids), max(longest, sequence.length)
+            if num_rows > self.max_output_rows:
                 raise EngineError(f"{num_rows} rows are too many for one forward.")
-            longest = max(sequence.length for sequence, _ in feeds)
             if self.has_kernels and longest > self.probed_len and 1 < num_rows <= self.invariant_rows:
                 return self.feed_compared(feeds)
             return self.feed(feeds)

@@ -47,7 +47,9 @@ class RowCosts:
     profiled, or has changed."""
 
     def __init__(self, profile: RowProfile, name: str) -> None:
-        self.profile, self._ms, self._name, self._is_told = profile, profile.forward_ms, name, False
+        self.profile, self._name, self._is_told = profile, name, False
+        self._ms: Seq[float] = profile.forward_ms
+        self._known: dict[int, float] = {}  # medians by number of rows
         self._seen: list[deque[float]] = [deque(maxlen=_KEPT) for _ in self._ms]
 
     @property
@@ -70,6 +72,8 @@ class RowCosts:
     def passes(self, sizes: Seq[int]) -> list[Pass]:
         """Return the cheaper of two ways to feed these sizes. llama.cpp takes the same number of rows of each sequence
         into a forward. So either short sequences are padded, or further forwards take the rest of the longer ones."""
+        if len(sizes) == 1:
+            return [Pass((0,), sizes[0])]
         padded = Pass(tuple(range(len(sizes))), max(sizes))
         steps = pairwise((0, *sorted(set(sizes))))
         parted = [Pass(tuple(i for i, size in enumerate(sizes) if size > done), end - done) for done, end in steps]
@@ -81,13 +85,13 @@ class RowCosts:
         """Record the time of a forward, padding included."""
         if num_rows > len(self._seen):
             return
-        self._seen[num_rows - 1].append(ms)
-        known = {num: median(seen) for num, seen in enumerate(self._seen, 1) if len(seen) >= _ENOUGH}
-        if num_rows not in known:
+        (seen := self._seen[num_rows - 1]).append(ms)
+        if len(seen) < _ENOUGH:
             return
-        profile = self.profile.forward_ms
+        known, profile = self._known, self.profile.forward_ms
+        known[num_rows] = median(seen)
         typical = known[min(known)] / profile[min(known) - 1]
-        self._ms = tuple(known.get(num, typical * ms) for num, ms in enumerate(profile, 1))
+        self._ms = [known.get(num, typical * ms) for num, ms in enumerate(profile, 1)]
         stored_ms = typical * profile[num_rows - 1]
         if not (self._is_told or 1 / _PARTED < known[num_rows] / stored_ms < _PARTED):
             self._is_told = True

@@ -128,7 +128,7 @@ class Ahead(Text):
         elif draft is not None:
             self._agrees[self.base] = None if draft.is_forced else draft.token_id == token_id
             self._worth.note(draft.token_id == token_id)
-        self._tokens.extend([token_id])
+        self._add([token_id])
         if draft is None or draft.token_id != token_id:
             self._begin_branch()
 
@@ -203,7 +203,7 @@ class Ahead(Text):
             if reads:
                 self._pace.read(read)
             elif branch == (self._branch, self._begin, len(self._drafts)):
-                self._add(steps)
+                self._offer(steps)
                 self._is_ended = not steps or steps[-1].finish is not None
                 self._pace.drafted(in_time=True)
             elif steps and np.array_equal(self.token_ids[: len(text)], text):
@@ -217,7 +217,7 @@ class Ahead(Text):
     def _has_work(self) -> bool:
         if self._copies is not None and self._num_searched < self.base:
             self._copy(self._copies)
-        num_known, num_ahead = len(self.token_ids), len(self._drafts_ahead)
+        num_known, num_ahead = self.length, len(self._drafts_ahead)
         if self._drafter is None or self._is_ended or not self._drafter.room(num_known + num_ahead):
             return False
         if self._pace.is_idle:
@@ -231,9 +231,9 @@ class Ahead(Text):
             return
         ahead = tuple(each.token_id for each in self._drafts_ahead)
         if len(found) > len(ahead) and found[: len(ahead)] == ahead:
-            self._add([Step(token_id, is_copied=True) for token_id in found[len(ahead) :]])
+            self._offer([Step(token_id, is_copied=True) for token_id in found[len(ahead) :]])
 
-    def _add(self, drafts: list[Step]) -> None:
+    def _offer(self, drafts: list[Step]) -> None:
         if drafts:
             place = self._begin + len(self._drafts)
             self._drafts += drafts

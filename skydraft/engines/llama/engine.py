@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ _FLASH_ATTENTION_ON = 1
 _NOTED_LEN = 512  # tokens up to which times are compared with the profile
 _LEAST_LEN, _AHEAD = 256, 64  # tokens: the shortest growing place, and its room beyond the prompt
 _TYPE_F16, _TYPE_BF16 = 1, 30
+_NUMBER = attrgetter("place.number")
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +49,7 @@ class _Stretch(NamedTuple):
     place: Cells
     length: int
     token_ids: Seq[int] | TokenIds
+    feed: int = -1  # which feed it is a part of; none if all rows are additional
     num_padding: int = 0
 
     @property
@@ -179,8 +182,9 @@ class LlamaCppEngine(Engine):
         for sequence, token_ids in feeds:
             if (length := sequence.length + len(token_ids)) > sequence.slot.length:
                 self._grow(sequence, length)
-        together = [[each] for each in feeds] if self._grows else [feeds]
-        return [rows for each in together for rows in self._compute(each, want_logits=want_logits)]
+        if not self._grows:
+            return self._compute(feeds, want_logits=want_logits)
+        return [rows for each in feeds for rows in self._compute([each], want_logits=want_logits)]
 
     def _passes(self, feeds: Feeds) -> list[Pass]:
         return self._costs.passes([len(token_ids) for _, token_ids in feeds])
@@ -195,18 +199,16 @@ class LlamaCppEngine(Engine):
         rows: list[list[Rows]] = [[] for _ in feeds]
         passes, done = self._passes(feeds), 0
         for numbers, num_rows in passes:
-            fed = [(feeds[i][0], feeds[i][1][done : done + num_rows]) for i in numbers]
-            stretches = [_Stretch(sequence.slot, sequence.length + done, token_ids) for sequence, token_ids in fed]
+            fed = [(i, *feeds[i]) for i in numbers]
+            stretches = [_Stretch(seq.slot, seq.length + done, ids[done : done + num_rows], i) for i, seq, ids in fed]
             stretches = self._padded(stretches, num_rows) if want_logits else stretches
-            owner = dict(zip((stretch.place.number for stretch in stretches), numbers, strict=False))
-            # llama.cpp computes sequences with consecutive numbers together.
-            stretches.sort(key=lambda stretch: stretch.place.number)
+            stretches.sort(key=_NUMBER)  # llama.cpp computes sequences with consecutive numbers together
             logits, at = self._decode(stretches, want_logits=want_logits), 0
             for stretch in stretches:
-                if len(stretch.token_ids):
+                if stretch.feed >= 0:
                     # Valid until the next forward of the context.
                     part = logits[at : at + len(stretch.token_ids)]
-                    rows[owner[stretch.place.number]].append(part.copy() if self._grows or len(passes) > 1 else part)
+                    rows[stretch.feed].append(part.copy() if self._grows or len(passes) > 1 else part)
                 at += stretch.num_rows
             done += num_rows
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in rows] if want_logits else []
@@ -219,16 +221,18 @@ class LlamaCppEngine(Engine):
             num_rows = wanted // len(stretches)
         elif wanted % num_rows == 0:
             num_more = wanted // num_rows - len(stretches)
-        fed = [stretch.place for stretch in stretches]
-        others = [place for place in self._places if place.context is fed[0].context and place not in fed]
-        others.sort(key=lambda place: abs(place.number - fed[0].number))  # so that numbers are nearly consecutive
-        stretches = stretches + [_Stretch(place, self._kv_length(place), ()) for place in others[:num_more]]
+        if num_more:
+            fed = [stretch.place for stretch in stretches]
+            others = [place for place in self._places if place.context is fed[0].context and place not in fed]
+            others.sort(key=lambda place: abs(place.number - fed[0].number))  # so that numbers are nearly consecutive
+            stretches = stretches + [_Stretch(place, self._kv_length(place), ()) for place in others[:num_more]]
         return [stretch.of(num_rows) for stretch in stretches]
 
     def _decode(self, stretches: list[_Stretch], *, want_logits: bool) -> Rows:
         """Run one forward; returns logits [rows, vocab], padding included, or [rows, 0] without `want_logits`."""
-        batch, num_rows = self._batch, 0
-        for place, length, token_ids, num_padding in stretches:
+        batch, num_rows, longest = self._batch, 0, 0
+        for place, length, token_ids, _, num_padding in stretches:
+            longest = max(longest, length)
             for position, token_id in enumerate((*token_ids, *(0,) * num_padding), length):
                 batch.token[num_rows] = token_id
                 batch.pos[num_rows] = position
@@ -241,13 +245,13 @@ class LlamaCppEngine(Engine):
             if status := self._lib.decode(context, batch):
                 raise EngineError(f"llama.cpp refused a forward of {num_rows} rows (status {status}).")
         finally:
-            for place, length, token_ids, num_padding in stretches:
+            for place, length, token_ids, _, num_padding in stretches:
                 if num_padding:
                     self._lib.memory_seq_rm(place.memory, place.number, length + len(token_ids), -1)
         if not want_logits:
             return np.empty((num_rows, 0), np.float32)
         pointer = self._lib.get_logits(context)
-        if max(stretch.length for stretch in stretches) < _NOTED_LEN:
+        if longest < _NOTED_LEN:
             self._costs.note(num_rows, (time.perf_counter() - began) * 1e3)
         return np.ctypeslib.as_array(pointer, shape=(num_rows, self._num_rows_padded))[:, : self.vocab.size]
 
