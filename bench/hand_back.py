@@ -47,9 +47,9 @@ def wrong_at_the_end(cloud: Engine, done: Generation) -> int:
     num = unaudited(done)
     if not num:
         return 0
-    whole = np.array([*done.prompts.target.token_ids, *done.token_ids], np.int32)
+    whole = np.array([*done.request.prompts.target.token_ids, *done.token_ids], np.int32)
     start, wrong = len(whole) - num, 0
-    with closing(cloud.open(whole[:start].tolist(), done.prompts.target.media)) as sequence:
+    with closing(cloud.open(whole[:start].tolist(), done.request.prompts.target.media)) as sequence:
         while sequence.length < len(whole) - 1:
             at = sequence.length
             rows = sequence.extend(whole[at : min(at + cloud.invariant_rows, len(whole) - 1)])

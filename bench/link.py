@@ -97,7 +97,7 @@ def recorded(path: Path, num: int, threads: int) -> list[RecordedText]:
 def record(kind: str, prompt: str, draft: Engine, target: Engine) -> RecordedText:
     params = DecodingParams(max_new_tokens=LENGTHS[kind])
     done = skydraft.generate(prompt, cloud=target, plan=make_plan("cloud"), params=params).run()
-    prompt_ids, target_ids = [*done.prompts.edge.token_ids], [*done.token_ids]
+    prompt_ids, target_ids = [*done.request.prompts.edge.token_ids], [*done.token_ids]
     with closing(draft.open(prompt_ids)) as sequence:
         fed = [prompt_ids[-1], *target_ids[:-1]]  # row by row: the bits of a step
         draft_ids = [int(np.argmax(sequence.extend([token_id])[0])) for token_id in fed]

@@ -32,8 +32,8 @@ NAMES = ("tokens", "right", "calls", "written", "requests", "tokens_in", "tokens
 
 def judged(target: Engine, done: Generation) -> int:
     """How many tokens the target here would have written."""
-    whole = np.array([*done.prompts.target.token_ids, *done.token_ids], np.int32)
-    start, num_right = len(done.prompts.target.token_ids), 0
+    whole = np.array([*done.request.prompts.target.token_ids, *done.token_ids], np.int32)
+    start, num_right = len(done.request.prompts.target.token_ids), 0
     with closing(target.open(whole[:start].tolist())) as sequence:
         while sequence.length < len(whole) - 1:
             at = sequence.length
@@ -44,7 +44,7 @@ def judged(target: Engine, done: Generation) -> int:
 
 def judged_itself(url: str, done: Generation) -> int:
     """How many tokens a llama-server would have written after what stands before them."""
-    prompt, num_right = list(done.prompts.target.token_ids), 0
+    prompt, num_right = list(done.request.prompts.target.token_ids), 0
     with httpx.Client(base_url=url.removesuffix("/v1"), timeout=300) as client:
         for at, token_id in enumerate(done.token_ids):
             asked = {"prompt": prompt + list(done.token_ids[:at]), "n_predict": 1, "temperature": 0,

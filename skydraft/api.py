@@ -212,30 +212,14 @@ def start(
 ) -> Generation:  # fmt: skip
     """Start a generation from a finished request. `observers` watch it."""
     watch = Watch(observers, request)
-    request = watch.request
-    if cloud is not None and not isinstance(cloud, Engine):
-        if not (request.local_only or (edge is not None and edge.is_local_only)):
-            request = fitting(request, cloud)
-        elif request.plan.verifies:
+    stays = request.local_only or (edge is not None and edge.is_local_only)
+    if stays and cloud is not None and not isinstance(cloud, Engine):
+        if request.plan.verifies:
             hint = "Use --mode edge, or a target in this process."
             raise OptionError("A text that must stay on this device cannot be checked by a server.", hint=hint)
-        else:
-            cloud = None
+        cloud = None
     target = target_of(cloud, request.execution) if cloud else None
     return start_generation(request, edge, target, watch, [cache_dir() / "calibrations"])
-
-
-def fitting(request: GenerateRequest, cloud: Cloud) -> GenerateRequest:
-    """Adapt a request to its server: where every block would be checked, a server without skydraft streams instead.
-    Raises OptionError for a block length there."""
-    plan = request.plan
-    if not cloud.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
-        return request
-    if plan.k is not None:
-        says = "A server without skydraft is not exact, so it streams where every block would be checked."
-        hint = "To draft anyway: --gate always --execution throughput. To stream: --mode cloud."
-        raise OptionError(says, hint=hint)
-    return replace(request, plan=plan.streaming())
 
 
 def is_calibrated(edge: Engine, cloud: Engine | Cloud) -> bool:

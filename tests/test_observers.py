@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,11 +24,11 @@ class Seen:
         self.threads: set[int] = set()
         self._fails = fails
 
-    def begins(self, request: GenerateRequest) -> GenerateRequest:
-        return replace(request, with_signals=True)
+    def begins(self, request: GenerateRequest) -> bool:
+        return True
 
     def ended(self, generation: Generation) -> None:
-        assert generation.request.with_signals
+        assert generation.is_audited
         self.threads.add(threading.get_ident())
         self.ends.append(len(generation.token_ids))
         if self._fails:
@@ -69,7 +68,7 @@ def failed(generation: Generation) -> None:
 def test_each_end_is_told_once(use: Callable[[Generation], None]) -> None:
     first, second = Seen(fails=True), Seen()
     generation = skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[first, second])
-    assert generation.request.with_signals and not first.ends
+    assert generation.is_audited and not first.ends
     use(generation)
     assert first.ends == second.ends == [sum(len(done.token_ids) for done in generation.rounds_so_far)]
     assert first.threads == {threading.get_ident()}

@@ -152,7 +152,7 @@ class _Run:
     def _leave_out_long(self, edge: Engine) -> None:
         """Drop prompts that are too long for training."""
         limit = min(dataset.MAX_LEN, edge.context_len)
-        fit = [each for each in self._asks if len(prompted(each, edge)[1].edge.token_ids) < limit]
+        fit = [each for each in self._asks if len(prompted(each, edge).prompts.edge.token_ids) < limit]
         if num_long := len(self._asks) - len(fit):
             TERMINAL.say(f"left out: {num_long} prompts of {limit} tokens or more.")
         self._asks = fit

@@ -1,6 +1,7 @@
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from skydraft.decoding.race.ahead import Ahead
 from skydraft.decoding.race.block_length import Blocks
 from skydraft.decoding.race.copying import Copies
 from skydraft.decoding.race.cost_model import CostModel
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.target import Target, TargetFacts
 from skydraft.decoding.turns import Turns
 from skydraft.engines.base import Engine, Seats
@@ -46,7 +47,7 @@ def start_generation(
     Calibrations come from the folders `calibrations` and the package. Raises UsageError before anything is computed.
     """
     parts = _Parts(request, edge, target, calibrations)
-    return Generation(parts.loop(), parts.request, parts.prompts, parts.draft or edge, target, watch)
+    return Generation(parts.loop(), parts.request, parts.draft or edge, target, watch)
 
 
 class _Parts:
@@ -56,13 +57,14 @@ class _Parts:
         self, request: GenerateRequest, edge: Engine | None, target: Target | None, calibrations: Iterable[Path]
     ) -> None:
         self.draft, self.target, self.reader = _sides(request.plan, edge, target)
-        if request.plan.drafts and self.draft is None:  # no draft model, so no fallback
-            request = replace(request, plan=replace(request.plan, drafts=False))
-        plan, self.local = request.plan, self.target.engine if self.target else None
+        plan = self.target.plan_for(request) if self.target else request.plan
+        if plan.drafts and self.draft is None:  # no draft model, so no fallback
+            plan = replace(plan, drafts=False)
+        self.local = self.target.engine if self.target else None
         self.races = self.target is not None and self.target.takes_drafts_of(self.draft)
         self.plan = plan.streaming() if self.races and plan.k is None else plan
         self.vocab = (self.local or self.reader).vocab  # a local target decodes its own text
-        self.request, self.prompts = prompted(request, self.reader)
+        self.request = prompted(request, self.reader, plan)
         self.outage = self.target.meet_for(self.plan, self.vocab) if self.target else None
         self.facts = self._facts()
         self.gate = self._gate(calibrations)
@@ -79,14 +81,14 @@ class _Parts:
         if self.target:
             # If the draft model writes first, the target reads its prompt meanwhile.
             verifier = self.target.verifier(
-                self.context, self.prompts.target, self.vocab, request,
+                self.context, self.vocab, request,
                 drafts_first=turns.longest() > 0 or turns.reads, outage=self.outage,
             )  # fmt: skip
         copies, ahead = self._copies(), None
         # Drafts are sent only while the target writes several tokens. With scores, wrong drafts would be scored too.
         writes_on = request.plan.k is None or request.plan.back.num_tokens > 0
         if (drafter or copies) and verifier and self.races and writes_on and request.num_best is None:
-            copies, ahead = None, Ahead(drafter, self.prompts.edge, verifier.draft, copies)
+            copies, ahead = None, Ahead(drafter, self.request.prompts.edge, verifier.draft, copies)
             verifier.hear(ahead.came)
         return SpeculativeLoop(
             self.context, drafter, self.gate, verifier, turns, self.vocab,
@@ -113,7 +115,7 @@ class _Parts:
         spec, plain = self.plan.gate, self.draft
         if plain is None:
             return Gate(spec)
-        self.draft = plain.adapters.choose(self.request.adapter, self.prompts.edge.token_ids)
+        self.draft = plain.adapters.choose(self.request.adapter, self.request.prompts.edge.token_ids)
         if spec.kind != "calibrated":
             return Gate(spec)
         try:
@@ -135,7 +137,7 @@ class _Parts:
     def _context(self) -> tuple[Context, int]:
         """Return the context with the tokens that begin the answer, and the most tokens to generate. The author of the
         text sets that limit; a draft model with a shorter context stops drafting there."""
-        request, prompts = self.request, self.prompts
+        request, prompts = self.request, self.request.prompts
         author, read = (self.local, prompts.target) if self.target else (self.draft, prompts.edge)
         max_new_tokens = request.params.max_new_tokens
         if author:
@@ -152,7 +154,7 @@ class _Parts:
         plan = self.plan
         if self.costs and self.draft:
             read_ms = self.draft.forward_ms[: self.draft.max_rows(None)][:_READ_ROWS]
-            return Blocks(self.costs, read_ms[-1] / len(read_ms), len(self.prompts.edge.token_ids))
+            return Blocks(self.costs, read_ms[-1] / len(read_ms), len(self.request.prompts.edge.token_ids))
         thinks = bool(self.request.params.think_end)
         opens = plan.k and START in plan.gate.content_rules and not self.context.base and not thinks
         k, opening = (plan.k or DEFAULT_K), (OPENING if opens else 0)
@@ -164,7 +166,7 @@ class _Parts:
         is_unsure = self.gate.is_unsure
         ends_blocks = is_unsure if plan.ends_early else turns.end_of_opening(is_unsure)
         return Drafter(
-            self.draft, self.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
+            self.draft, self.request.prompts.edge, request.params, self.max_new_tokens, ends_blocks=ends_blocks,
             with_signals=request.with_signals or plan.gate.needs_signals,
             reuse=request.reuse, scores=self.context.scores,
             # Drafts may be computed inexactly: the target decides.
@@ -177,7 +179,7 @@ class _Parts:
             return None
         most = min(self.reader.context_len, _MOST_PREDICTED)
         prediction = self.reader.vocab.literal((self.request.prediction or "")[: _CHARS_READ * most])[:most]
-        return Copies(self.prompts.edge.token_ids, prediction, MAX_K, self.costs)
+        return Copies(self.request.prompts.edge.token_ids, prediction, MAX_K, self.costs)
 
 
 def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engine | None, Target | None, Engine]:
@@ -197,26 +199,29 @@ def _sides(plan: Plan, edge: Engine | None, target: Target | None) -> tuple[Engi
     return draft, verifying, reader
 
 
-def prompted(request: GenerateRequest, reader: Engine) -> tuple[GenerateRequest, PromptPair]:
-    """Return the request with its thinking tags, and the prompts. Raises OptionError if thinking does not apply."""
-    vocab, params, is_bare = reader.vocab, request.params, request.raw or bool(request.prompt_ids)
+def prompted(request: GenerateRequest, reader: Engine, plan: Plan | None = None) -> Prepared:
+    """Return the request with its prompts, and with another `plan` if given. Raises OptionError if thinking does not
+    apply."""
+    vocab, params, messages = reader.vocab, request.params, request.messages
+    is_bare = request.raw or bool(request.prompt_ids)
     wanted = {"--think": request.think == "on", "--think-budget": params.think_budget > 0}
     thinks = bool(params.think_end) if is_bare else template_of(vocab.chat_template).thinks
     if not thinks and (unfit := [option for option, is_given in wanted.items() if is_given]):
         raise OptionError(f"{unfit[0]} does not apply to a prompt without a chat template that knows thinking.")
-    if request.prompt_ids:
-        return request, PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
-    given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
-    if not is_bare and any(message.role == "system" for message in request.messages):
-        request = replace(request, messages=tuple(readable(vocab, request.messages, request.tools)))
-    prompts = read_prompt(reader, request.messages, raw=request.raw, tools=request.tools, settings=given)
+    if not is_bare and any(message.role == "system" for message in messages):
+        messages = tuple(readable(vocab, messages, request.tools))
+    prompts = PromptPair(Prompt(request.prompt_ids), Prompt(request.prompt_ids))
+    if not request.prompt_ids:
+        given = {} if is_bare else settings(vocab, request.think, dict(request.settings))
+        prompts = read_prompt(reader, messages, raw=request.raw, tools=request.tools, settings=given)
     if not is_bare:
-        tags = tags_after(vocab, request.messages, prompts.edge.token_ids, request.think)
+        tags = tags_after(vocab, messages, prompts.edge.token_ids, request.think)
         tags = tags.after(vocab.written(request.begun)) if request.begun_is_prompt else tags
         budget = params.think_budget if tags.end else 0
         params = replace(params, think_start=tags.start, think_end=tags.end, think_budget=budget)
-        request = replace(request, params=params)
-    return request, prompts.then(request.begun) if request.begun_is_prompt else prompts
+    asked: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(GenerateRequest)}
+    asked |= {"plan": plan or request.plan, "messages": messages, "params": params}
+    return Prepared(**asked, prompts=prompts.then(request.begun) if request.begun_is_prompt else prompts)
 
 
 def _check_begun(begun: tuple[int, ...], params: DecodingParams, vocab: Vocab, max_new_tokens: int) -> None:

@@ -15,12 +15,11 @@ from skydraft.decoding.accounts.receipt import Receipt, Sent, receipt_of
 from skydraft.decoding.accounts.scoring import prompt_scores
 from skydraft.decoding.accounts.stats import Stats, stats_of
 from skydraft.decoding.loop import SpeculativeLoop
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import SkydraftError
-from skydraft.prompts.pair import PromptPair
 from skydraft.thinking import NO_TAGS, Tags, num_suspect
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
@@ -30,8 +29,8 @@ log = logging.getLogger("skydraft.decoding")
 class Observer(Protocol):
     """Watches generations. It may watch several at a time, each called in the thread that uses it."""
 
-    def begins(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request, changed or not. Called before anything is computed."""
+    def begins(self, request: GenerateRequest) -> bool:
+        """Return whether the target will read the finished text later. Called before anything is computed."""
 
     def ended(self, generation: Generation) -> None:
         """Called once for each generation, when it is complete, failed, cancelled or closed."""
@@ -41,11 +40,11 @@ class Watch:
     """The observers of one generation. A failing observer cannot end it, and each sees its end once."""
 
     def __init__(self, observers: Iterable[Observer], request: GenerateRequest) -> None:
-        self.request = request
+        self.is_audited = False  # whether an observer has the target read the finished text
         self._observers: list[Observer] = []
         for observer in observers:
             try:
-                self.request = observer.begins(self.request)
+                self.is_audited |= observer.begins(request)
                 self._observers.append(observer)
             except Exception:
                 log.exception("an observer failed")
@@ -69,10 +68,9 @@ class Generation(AbstractContextManager["Generation"]):
     """
 
     def __init__(
-        self, loop: SpeculativeLoop, request: GenerateRequest, prompts: PromptPair, edge: Engine | None,
-        target: Target | None, watch: Watch,
-    ) -> None:  # fmt: skip
-        self.request, self.prompts, self.edge, self.target = request, prompts, edge, target
+        self, loop: SpeculativeLoop, request: Prepared, edge: Engine | None, target: Target | None, watch: Watch
+    ) -> None:
+        self.request, self.edge, self.target, self.is_audited = request, edge, target, watch.is_audited
         self._watch, self._loop, self._context = watch, loop, loop.context
         goes_on = request.begun_is_prompt or (bool(request.messages) and request.messages[-1].is_open)
         self._stream = TextStream(loop.vocab, request.params.stop, tags_of(request.params), goes_on=goes_on)
@@ -124,7 +122,7 @@ class Generation(AbstractContextManager["Generation"]):
     def prompt_scores(self) -> Iterator[Score]:
         """Yield scores of the prompt's tokens, if the request wants them, by the model that writes the text."""
         local = self.target.engine if self.target and self.request.plan.verifies else None
-        engine, prompt = (local, self.prompts.target) if local else (self.edge, self.prompts.edge)
+        engine, prompt = (local, self.request.prompts.target) if local else (self.edge, self.request.prompts.edge)
         num_best = self.request.num_best if self.request.scores_prompt else None
         if engine and num_best is not None and self._loop.seats.take(len(prompt.token_ids)):
             yield from prompt_scores(engine, prompt, num_best)
@@ -234,7 +232,7 @@ class Generation(AbstractContextManager["Generation"]):
         verifier, prices = self._loop.verifier, self.target.prices if self.target else None
         sent, link = (verifier.sent, verifier.link) if verifier else (Sent(), LinkCost())
         tokens, cost = (*self._begun, *self._tokens), prices.of(link) if prices else None
-        is_sent_later = self.request.is_audited and self.target is not None and self.target.engine is None
+        is_sent_later = self.is_audited and self.target is not None and self.target.engine is None
         return replace(receipt_of(sent, tokens, self._stream.pieces, link, cost), audited=is_sent_later)
 
     @property

@@ -9,7 +9,7 @@ from skydraft.decoding.plan import Plan, make_plan
 from skydraft.errors import OptionError, PromptError
 from skydraft.gating.calibration import Calibration
 from skydraft.prompts.messages import Message
-from skydraft.prompts.pair import ShareAudio
+from skydraft.prompts.pair import PromptPair, ShareAudio
 from skydraft.prompts.thinking import Think
 from skydraft.types import Reuse
 
@@ -28,9 +28,8 @@ class GenerateRequest:
     `begun_is_prompt`, they belong to the prompt: they are read faster, but noise and rules begin after them.
     With `shares_target` other owners use the target too, so figures of a shared cache stay hidden. `local_only` keeps
     the text on this device. `adapter` is the draft model's, by name or file. "auto" picks the one whose prompts begin
-    like this one, "none" none; None is the setting of `load`. With `is_audited` the target reads the finished answer,
-    without changing it. With `breaks_loops` an unchecked draft model leaves a cycle that it wrote twice. The answer may
-    repeat parts of the text `prediction`. Raises PromptError or OptionError.
+    like this one, "none" none; None is the setting of `load`. With `breaks_loops` an unchecked draft model leaves a
+    cycle that it wrote twice. The answer may repeat parts of the text `prediction`. Raises PromptError or OptionError.
     """
 
     messages: tuple[Message, ...]
@@ -54,7 +53,6 @@ class GenerateRequest:
     begun_is_prompt: bool = False
     local_only: bool = False
     adapter: str | None = None
-    is_audited: bool = False
     breaks_loops: bool = False
     prediction: str = ""
 
@@ -79,3 +77,13 @@ class GenerateRequest:
         if self.share_audio == "none" and self.plan.verifies and any(message.audio for message in self.messages):
             hint = "Give --share-audio features, or --mode edge."
             raise OptionError("A target that does not hear a recording cannot check a text about it.", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(GenerateRequest):
+    """A request as the builder reads it for its models; nothing changes it afterwards, and only this reaches a target.
+
+    The messages are as the template reads them, the parameters have its thinking tags, and the plan suits the pair.
+    """
+
+    prompts: PromptPair

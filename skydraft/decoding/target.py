@@ -11,7 +11,7 @@ from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
 from skydraft.decoding.race.branch import Branch, Came, Worth, num_fed
 from skydraft.decoding.race.cost_model import row_ms
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.verification import TargetSession, Verifier
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
@@ -54,6 +54,9 @@ class Target(Protocol):
         """Return facts about the target; None if it does not answer within `wait_s` seconds. Without `wait_s` wait as
         long as an answer may take; with 0 send nothing. Raises CloudError."""
 
+    def plan_for(self, request: GenerateRequest) -> Plan:
+        """Return the request's plan as this target can follow it. Raises OptionError if it cannot."""
+
     def falls_back(self, plan: Plan) -> bool: ...
 
     def meet_for(self, plan: Plan, vocab: Vocab) -> CloudError | None:
@@ -61,12 +64,12 @@ class Target(Protocol):
         if it must not begin without, or if waiting cannot help."""
 
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        self, context: Context, vocab: Vocab, request: Prepared, *, drafts_first: bool = True,
         outage: CloudError | None = None,
     ) -> Verifier:  # fmt: skip
-        """Return the verifier of one generation with the committed tokens `context`, for the target's `prompt`. Ids
-        belong to `vocab`. Without `drafts_first` the first round asks for a token of the target. With an `outage` the
-        draft model begins the text."""
+        """Return the verifier of one generation with the committed tokens `context`. Ids belong to `vocab`. Without
+        `drafts_first` the first round asks for a token of the target. With an `outage` the draft model begins the
+        text."""
 
 
 class LocalTarget:
@@ -82,6 +85,9 @@ class LocalTarget:
     def takes_drafts_of(self, draft: Engine | None) -> bool:
         return draft is not None and draft.on_gpu != self.engine.on_gpu
 
+    def plan_for(self, request: GenerateRequest) -> Plan:
+        return request.plan
+
     def falls_back(self, plan: Plan) -> bool:
         return False
 
@@ -89,11 +95,11 @@ class LocalTarget:
         return None
 
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        self, context: Context, vocab: Vocab, request: Prepared, *, drafts_first: bool = True,
         outage: CloudError | None = None,
     ) -> Verifier:  # fmt: skip
         return LocalVerifier(
-            self.engine, prompt, request.params,
+            self.engine, request.prompts.target, request.params,
             max_rows=self._max_rows, reuse=request.reuse, num_best=request.num_best,
             committed=context.generated[: context.num_seen].tolist(),
         )  # fmt: skip

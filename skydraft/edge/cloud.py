@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.channel import Waits, shared_loop
 from skydraft.edge.server import OURS, Server, check_drafts
@@ -31,7 +31,7 @@ from skydraft.errors import (
     SkydraftError,
 )  # fmt: skip
 from skydraft.protocol.values import ServerInfo
-from skydraft.types import LinkCost, Prompt
+from skydraft.types import LinkCost
 
 T = TypeVar("T")
 _FACTS_S = 120.0  # how long facts about a server may be reused; rounds measure the rest
@@ -219,16 +219,28 @@ class Cloud:
         hint = "Check the address, or wait longer with --cloud-timeout. To start without it: --fallback=start."
         raise CloudLost(f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).", hint=hint) from gone
 
+    def plan_for(self, request: GenerateRequest) -> Plan:
+        """Return the request's plan. Where it checks every block, a server without skydraft streams instead. Raises
+        OptionError for a block length there."""
+        plan = request.plan
+        if not self.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
+            return plan
+        if plan.k is not None:
+            says = "A server without skydraft is not exact, so it streams where every block would be checked."
+            hint = "To draft anyway: --gate always --execution throughput. To stream: --mode cloud."
+            raise OptionError(says, hint=hint)
+        return plan.streaming()
+
     def falls_back(self, plan: Plan) -> bool:
         return plan.may_go_alone and not self.require
 
     def verifier(
-        self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest, *, drafts_first: bool = True,
+        self, context: Context, vocab: Vocab, request: Prepared, *, drafts_first: bool = True,
         outage: CloudError | None = None,
     ) -> RemoteVerifier:  # fmt: skip
         plan, falls_back = request.plan, self.falls_back(request.plan)
         waiting = waiting_for(self.timeout_s, falls_back=falls_back, has_others=self.servers.has_others)
-        text = RemoteText(self.servers, context, prompt, vocab, request, waiting, falls_back=falls_back)
+        text = RemoteText(self.servers, context, vocab, request, waiting, falls_back=falls_back)
         verifier = RemoteVerifier(text, self.notify)
         if outage:
             verifier.go_alone(outage)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.context import Context
 from skydraft.decoding.plan import Plan
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import Prepared
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Waiting
@@ -16,7 +16,7 @@ from skydraft.edge.stock.drafts import DraftPort
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import OptionError
 from skydraft.protocol.values import TargetId
-from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, LinkCost, Verdict
 
 OURS, CHAT = "skydraft", "chat"
 
@@ -66,7 +66,7 @@ class Server(Protocol):
 
     async def close(self) -> None: ...
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> ServerText:
+    def begin(self, context: Context, vocab: Vocab, request: Prepared) -> ServerText:
         """Begin a text here. Raises OptionError for options that the server cannot follow."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from skydraft.characters import one_line
 from skydraft.decoding.accounts.receipt import Sent
 from skydraft.decoding.context import Context
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import Prepared
 from skydraft.decoding.target import TargetFacts
 from skydraft.edge.budget import Budget
 from skydraft.edge.channel import Channel, SessionStream, Waiting
@@ -27,7 +27,7 @@ from skydraft.engines.vocab import Vocab
 from skydraft.errors import CloudFailure, Diverged, ProtocolError, SkydraftError, VocabularyMismatch, or_else
 from skydraft.protocol import codec, values
 from skydraft.protocol.values import Opening, ServerInfo, TargetId
-from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Verdict
 
 T = TypeVar("T")
 _NUM_BRANCHES = 64  # branches to keep: a verdict may be about old drafts
@@ -36,9 +36,8 @@ _NUM_BRANCHES = 64  # branches to keep: a verdict may be about old drafts
 class OwnText:
     resumes = True
 
-    def __init__(
-        self, server: OwnServer, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
-    ) -> None:
+    def __init__(self, server: OwnServer, context: Context, vocab: Vocab, request: Prepared) -> None:
+        prompt = request.prompts.target
         self.number, self.epoch = new_number(), 0
         self.target: TargetId | None = None
         self.sent, self.spent = Sent(), LinkCost()  # in total
@@ -306,8 +305,8 @@ class OwnServer(Channel):
         info = await self.info(timeout_s)
         return TargetFacts(info.model, info.weights)
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> OwnText:
-        return OwnText(self, context, prompt, vocab, request)
+    def begin(self, context: Context, vocab: Vocab, request: Prepared) -> OwnText:
+        return OwnText(self, context, vocab, request)
 
 
 def new_number() -> int:

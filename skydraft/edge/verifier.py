@@ -13,14 +13,14 @@ from typing import Any, NoReturn, TypeAlias
 from skydraft import errors
 from skydraft.decoding.context import Context
 from skydraft.decoding.race.branch import Came
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import Prepared
 from skydraft.edge.channel import Waiting, seen, shared_loop
 from skydraft.edge.recovery import Recovery, Situation, recover
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers, of_each
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import Cancelled, CloudError, CloudFailure, CloudLost, CloudTimeout, SkydraftError
-from skydraft.types import Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Draft, DraftBlock, LinkCost, Verdict
 
 Answers: TypeAlias = SimpleQueue[Verdict | str | Exception | None]  # verdicts, lines for the user, then an end
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two probes of a lost cloud
@@ -34,7 +34,7 @@ class RemoteText:
     """
 
     def __init__(
-        self, servers: Servers, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest,
+        self, servers: Servers, context: Context, vocab: Vocab, request: Prepared,
         waiting: Waiting, *, falls_back: bool,
     ) -> None:  # fmt: skip
         self.came: Came = lambda base, token_ids, num_accepted: None
@@ -43,7 +43,7 @@ class RemoteText:
         self._loop, self._key = shared_loop(), random.random()
         self._server = servers.in_order(self._key)[0]
         self._met: Server | None = None  # the server that has the text, once it has answered
-        self.there = self._server.begin(context, prompt, vocab, request)
+        self.there = self._server.begin(context, vocab, request)
         self.there.target = servers.target
         self._answers = Answers()  # of the call under way
         self.lines = deque[str]()  # for the user; the generation's thread prints them

@@ -153,8 +153,8 @@ class Gateway:
 
     async def _count(self, request: Request, kind: type[Answer]) -> Response:
         order, visit = await self._order(request, kind), request.state.visit
-        _, prompts = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompts.edge.token_ids)})
+        read = await self._reading(visit, prompted, order.requests[0], self.pair.edge, takes_long=True)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(read.prompts.edge.token_ids)})
 
     async def _answer(self, request: Request, kind: type[Answer]) -> Response:
         order, visit = await self._order(request, kind), request.state.visit

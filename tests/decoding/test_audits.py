@@ -95,10 +95,10 @@ def test_which_answers_are_read_is_drawn_before_they_begin() -> None:
     draws = iter([0.0, 0.9, 0.2, 0.31, 0.29])
     with closing(Watching(toys.toy(1, 0.7), toys.toy(1), 0.3, draw=lambda: next(draws))) as watching:
         seen = [watching.write(replace(REQUEST, plan=plan)) for plan in (EDGE, EDGE, FLUENCY, FLUENCY, GATED)]
-        assert [each.request.is_audited for each in seen] == [True, False, True, False, True]
+        assert [each.is_audited for each in seen] == [True, False, True, False, True]
         assert [each for each, _ in watching.kept] == seen[::2]
         for plan in (QUALITY, make_plan("cloud")):  # nothing can be found there, so nothing is drawn
-            assert not watching.write(replace(REQUEST, plan=plan)).request.is_audited
+            assert not watching.write(replace(REQUEST, plan=plan)).is_audited
     assert watching.auditor.counts == {"read": 3, "lost": 0, "dropped": 0}
 
 
@@ -110,7 +110,7 @@ def test_what_must_stay_here_is_read_here_alone_and_a_receipt_says_what_a_server
         ):  # fmt: skip
             with closing(Watching(toys.toy(1, 0.7), target, share)) as watching:
                 done = watching.write(replace(REQUEST, local_only=stays, cache_scope="mine"))
-                assert done.request.is_audited is is_read and done.receipt.audited is (is_read and target is cloud)
+                assert done.is_audited is is_read and done.receipt.audited is (is_read and target is cloud)
                 assert watching.auditor.counts["read"] == is_read
     assert not own.prefixes._kept  # what is kept for conversations stays theirs
 
@@ -187,9 +187,9 @@ def test_answers_to_speech_and_those_that_somebody_began_are_not_read() -> None:
     """An audit sent the speech that no question had allowed to leave, or asked a target that had not heard it."""
     spoken = GenerateRequest(asked("我", audio=Audio(np.zeros(1600, np.float32))), EDGE)
     with closing(Watching(toys.toy(1), toys.toy(1))) as watching:
-        assert watching.auditor.begins(replace(spoken, messages=asked("我"))).is_audited
-        assert watching.auditor.begins(spoken) == spoken
-        assert not watching.auditor.begins(replace(REQUEST, begun=(3,))).is_audited
+        assert watching.auditor.begins(replace(spoken, messages=asked("我")))
+        assert not watching.auditor.begins(spoken)
+        assert not watching.auditor.begins(replace(REQUEST, begun=(3,)))
 
 
 def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) -> None:
@@ -207,10 +207,10 @@ def test_a_target_that_is_gone_or_fails_costs_only_the_audit(server: Serving) ->
 
 def test_what_went_on_without_its_server_is_no_fault_of_the_gate() -> None:
     port, edge = free_port(), toys.toy(1)
-    request = replace(REQUEST, plan=FLUENCY, is_audited=True)
     cloud = skydraft.connect(f"127.0.0.1:{port}", fallback="start")
     with closing(cloud), closing(Watching(edge, cloud)) as watching:
-        alone = skydraft.start(request, edge=edge, cloud=cloud).run()
+        alone = skydraft.start(replace(REQUEST, plan=FLUENCY), edge=edge, cloud=cloud).run()
+        alone.is_audited = True  # as if it had been drawn
         assert alone.stats.num_fallback_tokens
         with serving(toys.toy(2), port=port):
             while not any(audit for _, audit in watching.kept):

@@ -43,7 +43,7 @@ def assert_whose(
     done: Generation, edge: Engine, cloud: Engine, params: DecodingParams, *, choice: Choice = reference.next_token
 ) -> None:
     """Every token is the choice, after its prefix, of the model that its origin names."""
-    prompt = done.prompts.target.token_ids
+    prompt = done.request.prompts.target.token_ids
     for index, (token_id, origin) in enumerate(zip(done.token_ids, done.origins, strict=True)):
         model, prefix = edge if origin in DRAFTED else cloud, [*prompt, *done.token_ids[:index]]
         assert token_id == choice(model, prefix, len(prompt), params), (index, origin)

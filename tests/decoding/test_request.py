@@ -96,6 +96,7 @@ def test_a_system_prompt_is_read_wherever_it_comes_from(name):
     """A command's --system was refused where the template takes no system message, and a gateway's was read."""
     toy = open_toy("toy", 4096, 1)
     toy.vocab.chat_template = TEMPLATES[name]
-    _, said = prompted(GenerateRequest(asked("我", "你")), toy)
+    said = prompted(GenerateRequest(asked("我", "你")), toy).prompts
     told = (Message("user", "你\n\n我"),) if name == "gemma" else asked("我", "你")
-    assert said == prompted(GenerateRequest(told), toy)[1] and toy.vocab.written(said.edge.token_ids).count("你") == 1
+    assert said == prompted(GenerateRequest(told), toy).prompts
+    assert toy.vocab.written(said.edge.token_ids).count("你") == 1

@@ -33,7 +33,7 @@ def test_each_token_has_the_score_of_its_author(mode: str, temperature: float, g
     generation = api.start(replace(plain, num_best=2), edge=edge, cloud=target)
     scores = [told for done, _ in generation.rounds() for told in generation.scores(done)]
     assert [told.token_id for told in scores] == list(generation.token_ids)
-    prefix = generation.prompts.edge.token_ids
+    prefix = generation.request.prompts.edge.token_ids
     for told, origin in zip(scores, generation.origins, strict=True):
         want = row_after(edge if origin in ("edge", "skipped") else target, prefix)
         assert told.logprob == pytest.approx(want[told.token_id], abs=1e-6)

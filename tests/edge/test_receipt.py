@@ -12,6 +12,7 @@ import pytest
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.accounts.receipt import Receipt
+from skydraft.decoding.builder import prompted
 from skydraft.decoding.context import Context
 from skydraft.decoding.request import GenerateRequest
 from skydraft.engines.toy import open_toy
@@ -197,8 +198,8 @@ def test_the_records_of_a_text_that_loses_its_cloud_hold_every_byte_until_it_is_
 def test_rounds_without_a_cloud_keep_no_frames(relay: Relay) -> None:
     with closing(skydraft.connect(relay.address)) as cloud:
         cloud.ping(PATIENCE_S)
-        request = GenerateRequest((Message("user", PROMPT),), PLANS["gated"])
-        verifier = cloud.verifier(Context(ASKED), ASKED, VOCAB, request)
+        request = prompted(GenerateRequest((Message("user", PROMPT),), PLANS["gated"]), open_toy("toy"))
+        verifier = cloud.verifier(Context(ASKED), VOCAB, request)
         relay.is_down = True
         for _ in range(30):
             with pytest.raises(CloudError) as caught:

@@ -41,7 +41,7 @@ def answered(pair: tuple[Engine, Engine], plan: Plan, params: DecodingParams) ->
 def assert_marks_are_true(done: Generation, pair: tuple[Engine, Engine]) -> None:
     """Each mark is what the two models say at that prefix, and all that was judged is said."""
     found, params = lesson_of(done, "d", "t", "v", ()), done.request.params
-    prefix = list(done.prompts.edge.token_ids)
+    prefix = list(done.request.prompts.edge.token_ids)
     judged = {i for i, origin in enumerate(done.origins) if origin not in ("skipped", "edge", "edge-fallback")}
     if found is None:
         assert not judged or params.grammar  # what is forced is no label

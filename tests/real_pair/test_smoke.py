@@ -76,7 +76,7 @@ def test_the_demo_asks_nothing_that_its_adapter_has_learned_from(pair: tuple[Eng
 
     def digests(entries: Iterable[PromptEntry]) -> set[str]:
         asks = (request_of(each, Mode("edge", make_plan("edge"))) for each in entries)
-        return {digest(prompted(each, edge)[1].edge.token_ids) for each in asks}
+        return {digest(prompted(each, edge).prompts.edge.token_ids) for each in asks}
 
     wanted, learned = digests(tasks()), set(card.trained_on)
     assert card.base == edge.fingerprint and (len(learned), len(wanted)) == (125, 6)

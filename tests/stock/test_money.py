@@ -244,7 +244,7 @@ def test_a_receipt_is_what_the_server_was_asked(dialect: str, plan: str) -> None
         begun = len(server.model.asked)
         generation = write(cloud, plan).run()
         asked = [each for each in server.model.asked[begun:] if each.prompts]
-    num_prompt = len(generation.prompts.target.token_ids)
+    num_prompt = len(generation.request.prompts.target.token_ids)
     got = {each for one in asked for told in one.prompts for each in enumerate(told[num_prompt:])}
     assert figures(generation.receipt) == of_what_came(generation, num_prompt, got, len(asked))
     assert generation.receipt.servers == (cloud.name,)

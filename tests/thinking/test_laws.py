@@ -87,7 +87,7 @@ def test_speculative_is_plain_here_and_over_a_link(given) -> None:
     params = skydraft.decoding_params(given.pop("style", None), **{"max_new_tokens": 60, **given})
     request = GenerateRequest(SAID_ONCE, params=params)
     alone = skydraft.api.start(replace(request, plan=make_plan("cloud")), edge=TOYS[0], cloud=TOYS[1]).run()
-    prompt, tagged = alone.prompts.target.token_ids, alone.request.params
+    prompt, tagged = alone.request.prompts.target.token_ids, alone.request.params
     assert (alone.token_ids, alone.finish_reason) == reference.plain(TOYS[1], prompt, tagged)
     lossless = skydraft.api.start(request, edge=TOYS[0], cloud=TOYS[1]).run()
     with serving(TOYS[1]) as server, closing(skydraft.connect(server.address)) as cloud:
@@ -115,7 +115,7 @@ def test_a_server_of_ids_thinks_as_its_model_does(dialect: str) -> None:
         # A tag that must come asks nothing; above temperature 0 the server keeps a budget, too.
         begun = len(server.model.asked)
         drawn = run((TOYS[0], cloud), "cloud", messages=SAID_ONCE, max_new_tokens=24, think_budget=4, temperature=0.9)
-        ids = list(drawn.prompts.target.token_ids)  # a new connection asks who the server is, too
+        ids = list(drawn.request.prompts.target.token_ids)  # a new connection asks who the server is, too
         calls = [each for each in server.model.asked[begun:] if any(of[: len(ids)] == ids for of in each.prompts)]
         assert drawn.stats.num_reasoning_tokens == 5 and len(calls) == drawn.receipt.calls == 2
 
@@ -162,7 +162,8 @@ def test_a_text_that_was_cut_goes_on_as_if_it_were_not(kind: str, cut: int, as_w
 
 def test_on_off_and_what_cannot_be() -> None:
     answer = "<think>a</think>b"
-    assert run(pair_of("b"), think="off").prompts.edge.token_ids[-6:] == vocab_of().encode("<think>\n\n</think>\n\n")
+    off = run(pair_of("b"), think="off").request.prompts.edge
+    assert off.token_ids[-6:] == vocab_of().encode("<think>\n\n</think>\n\n")
     assert run(pair_of("<think>\n\n</think>\n\nab"), think="off", grammar="regex:ab").text == "ab"
     assert run(pair_of(answer), think="on").reasoning == "a"
     assert run(pair_of("a</think>b", OPENED), think="on").reasoning == "a"
@@ -178,12 +179,12 @@ def test_history_keeps_what_the_template_keeps_and_tags_of_users_are_text() -> N
     said = (("user", "<think>我</think>"), ("assistant", "<think>\nold\n</think>\n\nsaid"), ("user", "在"))
     turns = tuple(Message(role, text) for role, text in said)
     done = run(pair, messages=turns)
-    written = pair[0].vocab.written(done.prompts.edge.token_ids)
+    written = pair[0].vocab.written(done.request.prompts.edge.token_ids)
     assert "old" not in written and "[assistant]said[end]" in written and "<think>我</think>" in written
     tags = set(pair[0].vocab.encode("<think></think>"))
-    assert not tags & set(done.prompts.edge.token_ids)  # the user's are characters
+    assert not tags & set(done.request.prompts.edge.token_ids)  # the user's are characters
     tool = (*turns[:2], Message("tool", "x"))
-    assert "<think>\nold\n</think>" in pair[0].vocab.written(run(pair, messages=tool).prompts.edge.token_ids)
+    assert "<think>\nold\n</think>" in pair[0].vocab.written(run(pair, messages=tool).request.prompts.edge.token_ids)
 
 
 @law(150)

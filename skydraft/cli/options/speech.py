@@ -24,7 +24,7 @@ class Recording:
 
     def figures(self, generation: Generation, share: ShareAudio) -> dict[str, Any]:
         """`bytes_shared` left this device; `preprocess_ms` is the time of reading, resampling and features."""
-        prompts = generation.prompts
+        prompts = generation.request.prompts
         return {
             "path": str(self.path), "duration_s": round(self.audio.duration_s, 3),
             "num_audio_tokens": sum(media.num_tokens for media in prompts.edge.media or prompts.target.media),

@@ -51,16 +51,16 @@ class Auditor:
         self._seats = Seats(())  # its place on the target
         self._is_closed = False
 
-    def begins(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its draw. Texts that must stay on this device are never sent to a server."""
+    def begins(self, request: GenerateRequest) -> bool:
+        """Draw whether to audit a text. Texts that must stay on this device are never sent to a server."""
         stays = (request.local_only or self._edge.is_local_only) and self._target.engine is None
         # Speech may have stayed here, or only one model heard it. A fixed beginning says nothing about the model.
         is_unfit = any(message.audio for message in request.messages) or request.begun or request.begun_is_prompt
         may_be_read = request.plan.is_lossy and not stays and not is_unfit
-        return replace(request, is_audited=may_be_read and self._draw() < self._share)
+        return may_be_read and self._draw() < self._share
 
     def ended(self, generation: Generation) -> None:
-        if not generation.request.is_audited:
+        if not generation.is_audited:
             return
         if generation.finish_reason and generation.token_ids:
             if self._room.acquire(blocking=False):
@@ -82,14 +82,14 @@ class Auditor:
 
     def _read(self, generation: Generation) -> Audit:
         """Verify the answer as usual: all tokens but the last are skipped ones, and the last is the block."""
-        (*before, last), prompt, edge = generation.token_ids, generation.prompts.target, generation.edge
+        (*before, last), edge = generation.token_ids, generation.edge
         assert edge is not None  # it drafted
-        context = Context(prompt)
+        context = Context(generation.request.prompts.target)
         context.commit_skip(DraftBlock(0, tuple(before)), None)
         seats = self._seats = Seats((self._target.engine,))
         try:
             request = replace(generation.request, plan=_READING, calibration=None, num_best=None, cache_scope="")
-            with closing(self._target.verifier(context, prompt, edge.vocab, request)) as self._verifier:
+            with closing(self._target.verifier(context, edge.vocab, request)) as self._verifier:
                 if self._is_closed or not seats.take(len(context.token_ids)):
                     self._verifier.cancel()
                 verdict = self._verifier.verify(DraftBlock(context.base, (last,)), context.catch_up)

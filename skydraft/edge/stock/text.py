@@ -12,7 +12,7 @@ import numpy as np
 
 from skydraft.choosing.stopping import Stopping
 from skydraft.decoding.context import Context
-from skydraft.decoding.request import GenerateRequest
+from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.verification import Rules, Verification
 from skydraft.edge.channel import Waiting
 from skydraft.edge.stock.chat import Chat
@@ -27,7 +27,7 @@ from skydraft.edge.stock.writing import ChatWriting, Writing
 from skydraft.engines.vocab import TokenIds, Vocab
 from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, OptionError, SkydraftError, TargetChanged, or_else
 from skydraft.protocol.values import TargetId
-from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Prompt, Verdict
+from skydraft.types import Cost, Draft, DraftBlock, LinkCost, Verdict
 
 _MAX_DRAWS, _MAX_CHAR = 16, 4  # tries for a token that a stream withheld; the most tokens of a character
 _LOOK_S = 3.0  # ping timeout for a chat host far away
@@ -36,9 +36,8 @@ _LOOK_S = 3.0  # ping timeout for a chat host far away
 class StockText:
     target: TargetId | None = None  # such a server does not identify its weights
 
-    def __init__(
-        self, server: StockConnection, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest
-    ) -> None:
+    def __init__(self, server: StockConnection, context: Context, vocab: Vocab, request: Prepared) -> None:
+        prompt = request.prompts.target
         if request.num_best is not None or prompt.media:
             what = "takes no audio" if prompt.media else "tells no log-probabilities of the tokens that it checks"
             raise OptionError(f"A server without skydraft {what}.", hint="Use skydraft serve, or --mode edge.")
@@ -332,5 +331,5 @@ def _check_chat(request: GenerateRequest) -> None:
 class StockServer(StockConnection):
     """`Server` over HTTP."""
 
-    def begin(self, context: Context, prompt: Prompt, vocab: Vocab, request: GenerateRequest) -> StockText:
-        return StockText(self, context, prompt, vocab, request)
+    def begin(self, context: Context, vocab: Vocab, request: Prepared) -> StockText:
+        return StockText(self, context, vocab, request)

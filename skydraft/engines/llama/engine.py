@@ -30,7 +30,6 @@ _FLASH_ATTENTION_ON = 1
 _NOTED_LEN = 512  # tokens up to which times are compared with the profile
 _LEAST_LEN, _AHEAD = 256, 64  # tokens: the shortest growing place, and its room beyond the prompt
 _TYPE_F16, _TYPE_BF16 = 1, 30
-_NUMBER = attrgetter("place.number")
 
 
 @dataclass(eq=False, slots=True)
@@ -202,7 +201,8 @@ class LlamaCppEngine(Engine):
             fed = [(i, *feeds[i]) for i in numbers]
             stretches = [_Stretch(seq.slot, seq.length + done, ids[done : done + num_rows], i) for i, seq, ids in fed]
             stretches = self._padded(stretches, num_rows) if want_logits else stretches
-            stretches.sort(key=_NUMBER)  # llama.cpp computes sequences with consecutive numbers together
+            # llama.cpp computes sequences with consecutive numbers together.
+            stretches.sort(key=attrgetter("place.number"))
             logits, at = self._decode(stretches, want_logits=want_logits), 0
             for stretch in stretches:
                 if stretch.feed >= 0:

@@ -140,7 +140,7 @@ class _Stage:
             try:
                 asks = [self.request_of(prompt, mode) for prompt in prompts]
                 if self._pair.server:
-                    api.fitting(asks[0], self._pair.server)
+                    self._pair.server.plan_for(asks[0])
             except OptionError as error:  # the original hint is for `generate`
                 raise OptionError(f"--modes {mode.name}: {error.args[0]}", hint="Leave this mode out.") from error
         for mode in {mode.plan.verifies: mode for mode in self._request.modes}.values():
@@ -149,7 +149,7 @@ class _Stage:
                 if prompt.audio or not isinstance(author, Engine):  # reading speech takes long
                     continue
                 with naming(PromptError, f"The prompt {prompt.id} cannot be answered", ""):
-                    read = prompted(self.request_of(prompt, mode), self._pair.edge)[1]
+                    read = prompted(self.request_of(prompt, mode), self._pair.edge).prompts
                     author.check_prompt((read.target if mode.plan.verifies else read.edge).token_ids)
 
     def start(self, trial: Trial) -> Generation:
@@ -170,8 +170,8 @@ class _Stage:
         pair = self._pair.edge, self._pair.cloud
         for (prompt_id, style), group in groupby(todo, key=lambda each: (each[0].id, each[1].style)):
             texts = list(group)
-            request, read = prompted(self.request_of(*texts[0][:2]), self._pair.edge)
-            yield from scores(pair, prompt_id, read, request.params, [token_ids for *_, token_ids in texts], style)
+            read = prompted(self.request_of(*texts[0][:2]), self._pair.edge)
+            yield from scores(pair, prompt_id, read.prompts, read.params, [token_ids for *_, token_ids in texts], style)
 
 
 def request_of(

@@ -32,8 +32,9 @@ class Answering:
         reads = [prompted(each, edge) for each in asks]
         if isinstance(cloud, Engine):  # else it would use its own template
             check_same(edge.vocab, cloud.vocab)
-            asks = [replace(resolved, prompt_ids=read.edge.token_ids) for resolved, read in reads]
-        self._keys = [_key(read.edge.token_ids, resolved) for resolved, read in reads]
+            pairs = zip(asks, reads, strict=True)
+            asks = [replace(ask, prompt_ids=read.prompts.edge.token_ids, params=read.params) for ask, read in pairs]
+        self._keys = [_key(each.prompts.edge.token_ids, each) for each in reads]
         self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
         for lesson in store.lessons(Counter()) if asks else ():  # read singly: there may be many
             if (lesson.target, lesson.vocab) == (weights, edge.vocab.fingerprint):
@@ -51,7 +52,7 @@ class Answering:
     @property
     def num_prompt_tokens(self) -> int:
         """The number of prompt tokens that the target still has to read."""
-        return sum(len(prompted(each, self._edge)[1].target.token_ids) for each in self.todo)
+        return sum(len(prompted(each, self._edge).prompts.target.token_ids) for each in self.todo)
 
     def run(self, on_done: Callable[[Lesson], None]) -> list[Lesson | None]:
         """Answer the open requests. Return each request's lesson, None where the target wrote nothing.

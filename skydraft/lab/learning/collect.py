@@ -56,7 +56,7 @@ def lesson_of(generation: Generation, draft: str, target: str, vocab: str, audit
     if not set(marks) - {UNJUDGED}:
         return None
     return Lesson(
-        draft=draft, target=target, vocab=vocab, prompt_ids=generation.prompts.edge.token_ids, marks=marks,
+        draft=draft, target=target, vocab=vocab, prompt_ids=generation.request.prompts.edge.token_ids, marks=marks,
         token_ids=generation.token_ids, params=params_entry(generation.request.params),
     )  # fmt: skip
 
@@ -74,11 +74,11 @@ class Collector:
         self._notify, self._lock = notify, threading.Lock()
         self._lost = Counter[str]()  # by reason
 
-    def begins(self, request: GenerateRequest) -> GenerateRequest:
-        return request
+    def begins(self, request: GenerateRequest) -> bool:
+        return False
 
     def ended(self, generation: Generation) -> None:
-        if not generation.request.is_audited:  # else the auditor keeps it, with its audit
+        if not generation.is_audited:  # else the auditor keeps it, with its audit
             self.keep(generation)
 
     def keep(self, generation: Generation, audit: Audit = ()) -> bool:
@@ -89,7 +89,7 @@ class Collector:
         chosen = generation.request.begun or generation.request.params.logit_bias  # by the user, not by the models
         if target is None or reader is None or not was_judged or chosen:
             return False
-        if generation.prompts.edge.media:
+        if generation.request.prompts.edge.media:
             return self._lose("Answers to speech are not kept: the draft model cannot learn from them.")
         facts = None
         with suppress(CloudError):
