@@ -70,7 +70,7 @@ def test_a_client_that_breaks_off_while_the_target_writes_ends_that_and_keeps_it
         again = RawSession(other)
         assert verdict_of(again.ask(later(session=7, draft=(), write=3))).token_id == LONG_TEXT[0]  # the same block
         token_ids = (LONG_TEXT[0], *tokens_written(again))
-        assert len(token_ids) >= num_written and token_ids == LONG_TEXT[: len(token_ids)]
+        assert len(token_ids) >= min(num_written, 4) and token_ids == LONG_TEXT[: len(token_ids)]  # it asks for 1 + 3
     stream.end()
     channel.close()
 

@@ -106,7 +106,7 @@ def test_a_prompt_is_read_once_and_nothing_is_fed_twice(start: Start, number: in
     with closing(skydraft.connect(server.address)) as cloud:
         generation = skydraft.generate(prompt, cloud=cloud, plan=RACE, **given).run()
     assert generation.num_prompt_tokens >= 320
-    assert generation.stats.num_accepted_tokens > 4 or context_len == 300
+    assert generation.stats.num_accepted_tokens or context_len == 300
     assert sum(rows) == generation.num_prompt_tokens - 1 + sum(each.num_draft + 1 for each in generation.records)
     alone = skydraft.generate(prompt, cloud=open_toy("toy"), plan=ALONE, **given).run()
     assert generation.token_ids == alone.token_ids
