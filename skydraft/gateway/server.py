@@ -61,7 +61,7 @@ class Entrance:
                 await self.gateway.app(scope, receive, send)
             return
         body = {"status": "starting"} if scope["path"] == "/health" else {"error": _STARTING}
-        await JSONResponse(body, 503, {"Retry-After": "2"})(scope, receive, send)
+        await JSONResponse(body, 503, {"Retry-After": "2", "Refresh": "2"})(scope, receive, send)
 
 
 def server_of(entrance: Entrance, options: ListenOptions) -> uvicorn.Server:

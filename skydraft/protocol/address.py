@@ -29,7 +29,7 @@ def without_password(text: str) -> str:
 def parse_address(text: str, default: int = DEFAULT_PORT) -> tuple[str, int]:
     """Return (host, port) of HOST, HOST:PORT or [IPV6]:PORT. Raises OptionError."""
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    if not colon or text.endswith("]") or "://" in text:
         host, port = text, str(default)
     bracketed = re.fullmatch(r"\[([^][]+)\]", host)
     bare = bracketed[1] if bracketed else host

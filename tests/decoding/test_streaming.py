@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import skydraft
 from skydraft import DecodingParams, Generation, make_plan
 from skydraft.decoding.generation import TextStream
+from skydraft.engines.slots import Slots
 from skydraft.engines.toy import open_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError
@@ -75,9 +76,13 @@ def test_however_it_was_begun_all_comes_in_order_and_each_round_once(begin: Any,
     assert generation.finish_reason == "length" and generation.stats.num_tokens == 20
 
 
+@pytest.mark.parametrize("has_slots", [False, True])
 @pytest.mark.parametrize("mode", ["edge", "cloud", "lossless"])
-def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more(mode: str) -> None:
-    generation = skydraft.generate("语速", edge=open_toy("toy:drift=0.4"), cloud=open_toy("toy"), plan=make_plan(mode))
+def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more(mode: str, has_slots: bool) -> None:
+    edge, cloud = open_toy("toy:drift=0.4"), open_toy("toy")
+    for toy in (edge, cloud) if has_slots else ():
+        toy.slots = Slots(toy.name, 1, toy.context_len)
+    generation = skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan(mode))
     next(iter(generation))
     assert 0 < len(generation.token_ids) < 100 and generation.finish_reason is None  # it is not run to its end
     generation.close()

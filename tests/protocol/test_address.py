@@ -14,7 +14,7 @@ ADDRESSES = {
 }  # fmt: skip
 NO_HOSTS = [
     "", ":7373", "[]:7373", "http://cloud.example:80", "cloud.example/path", "cloud example:80", "cloud\n:80",
-    "::1", "2001:db8::7:80",  # where would the port begin?
+    "http://x", "::1", "2001:db8::7:80",  # where would the port begin?
 ]  # fmt: skip
 PORTS = ["", "0", "65536", "-1", "80x", " 80", "8_0", "²", "1" * 5000]
 NO_PORTS = ["unix:/run/x", "[::1]:http", *(f"cloud.example:{port}" for port in PORTS)]

@@ -56,8 +56,7 @@ class Auditor:
         stays = (request.local_only or self._edge.is_local_only) and self._target.engine is None
         # Speech may have stayed here, or only one model heard it. A fixed beginning says nothing about the model.
         is_unfit = any(message.audio for message in request.messages) or request.begun or request.begun_is_prompt
-        may_be_read = request.plan.is_lossy and not stays and not is_unfit
-        return may_be_read and self._draw() < self._share
+        return request.plan.is_lossy and not stays and not is_unfit and self._draw() < self._share
 
     def ended(self, generation: Generation) -> None:
         if not generation.is_audited:

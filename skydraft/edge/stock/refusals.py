@@ -31,7 +31,8 @@ def refusal(status: int, headers: Mapping[str, str], start: bytes) -> SkydraftEr
     if status in (401, 403):
         return errors.NotAuthorized(why, hint="Give its key with --cloud-key-file.")
     if status == 429:
-        return errors.RateLimited(why, retry_after_s=_seconds(headers.get("retry-after", "")))
+        wait_s = headers.get("retry-after", "")
+        return errors.RateLimited(why, retry_after_s=min(float(wait_s), 3600.0) if wait_s.isdecimal() else 1.0)
     if status in (400, 413, 422) and any(part in says.lower() for part in _TOO_LONG):
         return errors.LimitExceeded(why)
     return _BY_STATUS.get(status, errors.CloudFailure)(why)
@@ -49,10 +50,6 @@ def _error(start: bytes) -> tuple[Mapping[str, Any], str]:
     if not isinstance(error, dict):
         return {}, one_line(str(error))[:300]
     return error, one_line(str(error.get("message") or error.get("detail") or ""))[:300]
-
-
-def _seconds(text: str) -> float:
-    return min(float(text), 3600.0) if text.isdecimal() else 1.0
 
 
 def no_connection(error: Exception) -> SkydraftError:
