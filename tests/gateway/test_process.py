@@ -79,7 +79,7 @@ def test_while_models_load_all_is_answered_and_who_connected_is_served_then(list
                 httpx.post(f"{url(listening)}/v1/chat/completions", json={"messages": ["a" * 100_000]}),
                 httpx.get(f"{url(listening)}/v1/models"), httpx.options(f"{url(listening)}/v1/models"),
             ):  # fmt: skip
-                assert answer.status_code == 503 and answer.headers["Retry-After"] == "2"
+                assert answer.status_code == 503 and answer.headers["Retry-After"] == answer.headers["Refresh"] == "2"
                 assert answer.json()["error"]["message"] == "The gateway is starting: its models load."
             for connection in (silent, asking):
                 connection.connect(listening.getsockname())
