@@ -133,7 +133,8 @@ class Cloud:
             if time.monotonic() - at < _FACTS_S or wait_s == 0:
                 return facts
         if wait_s is None:
-            return self._run(self._patiently(lambda server: self.servers.learn(server, self.timeout_s)))
+            asking, waits = self._patiently(lambda server: self.servers.learn(server, self.timeout_s)), self.timeout_s
+            return self._run(asking, f"waiting up to {waits:g} s for the cloud at {self.name}.")
         if wait_s == 0:
             return None
         wait_s = min(wait_s, self.timeout_s)

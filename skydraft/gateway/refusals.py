@@ -45,8 +45,7 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, errors.ContextExceeded):
         # LangChain and LiteLLM recognise this error by these words. Claude Code compacts by the two numbers.
         said = f"the prompt is too long: {error.num_tokens} tokens > {error.most} maximum."
-        message = f"This model's maximum context length is exceeded: {said}"
-        return Refusal(400, message, code=TOO_LONG)
+        return Refusal(400, f"This model's maximum context length is exceeded: {said}", code=TOO_LONG)
     if isinstance(error, errors.LimitExceeded):
         return Refusal(400, error.message, code=TOO_LONG)
     if isinstance(error, errors.UsageError) and not isinstance(error, _OPERATORS):
