@@ -4,7 +4,7 @@ import pytest
 
 from skydraft.cli import progress
 
-from .screen import Stream
+from .conftest import Stream
 
 
 def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

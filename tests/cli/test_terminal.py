@@ -15,8 +15,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.types import Token
 
 from ..serving import serving
-from .conftest import TOYS, Invoke
-from .screen import Stream, on_screen
+from .conftest import TOYS, Invoke, Stream, on_screen
 
 HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
