@@ -27,7 +27,7 @@ NOT_RUN = {
     "pip ": "installed by make setup; tests/test_installs.py",
     "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
     "CMAKE_ARGS=-DGGML_CUDA=on pip ": "needs CUDA, and compiles for minutes",
-    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
+    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_commands.py",
     "skydraft doctor\n": "finds that the models are not here: tests/cli/test_doctor.py",
     "skydraft chat --edge-model ollama:": "tests/models/test_found.py",
     "skydraft models fetch ": "downloads 1.6 GB; tests/models",
