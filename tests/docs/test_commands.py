@@ -25,7 +25,7 @@ SHOWN = {
 NOT_RUN = {
     "make ": "installs, downloads, compiles, or runs this test",
     "pip ": "installed by make setup; tests/test_installs.py",
-    "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
+    "apt install bubblewrap": "tests/evaluation/test_sandbox.py",
     "CMAKE_ARGS=-DGGML_CUDA=on pip ": "needs CUDA, and compiles for minutes",
     'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_commands.py",
     "skydraft doctor\n": "finds that the models are not here: tests/cli/test_doctor.py",
