@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import blocks_of, commands_of
-from .following import Reader
+from .pages import Reader, blocks_of, commands_of
 
 _DOCS = "try chat modes gateway interface python two-machines measuring reproduce tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
