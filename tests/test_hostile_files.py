@@ -26,7 +26,7 @@ from skydraft.lab.learning.lessons import Store, encode
 
 from .engines.adapters import change
 from .gating.test_calibration import written as calibration
-from .learning.lessons import lesson
+from .learning.conftest import lesson
 from .mutating import as_bytes, flipped, mutated
 from .starting import ROOT
 

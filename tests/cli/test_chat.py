@@ -13,8 +13,7 @@ from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
 from ..comparing import TOYS
-from .conftest import Invoke
-from .screen import read, terminal
+from .conftest import Invoke, read_screen, terminal
 
 Talk = Callable[..., tuple[list[str], str]]
 
@@ -71,10 +70,10 @@ def test_later_turns_are_partly_cached(talk: Talk) -> None:
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
     options = ["-n", "90000", "--min-new-tokens", "90000", "--context", "100000", "-m", "edge", "--color", "never"]
     with terminal(tmp_path, "chat", *TOYS, *options, TERM="dumb") as (child, main):
-        read(main, "> ")
+        read_screen(main, "> ")
         os.write(main, "语速\n".encode())
-        read(main, r"(\S\s*){20}")  # some of the answer, after the question
+        read_screen(main, r"(\S\s*){20}")  # some of the answer, after the question
         os.write(main, b"\x03")
-        read(main, "ended by interrupted.*> ")
+        read_screen(main, "ended by interrupted.*> ")
         os.write(main, b"/quit\n")
         assert child.wait(30) == 0

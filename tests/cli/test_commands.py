@@ -1,4 +1,6 @@
-"""`skydraft models` and the top level."""
+"""The top level, `skydraft models`, and options: the help has each in a named section, docs/cli.md is made of it, and
+what was given goes before variables and defaults.
+"""
 
 import json
 import os
@@ -6,14 +8,25 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from filelock import FileLock
 
 import skydraft_command
+from bench.reference import reference
+from skydraft import __version__
+from skydraft.cli.gateway import gateway
+from skydraft.cli.generate import generate
+from skydraft.cli.main import cli, run
+from skydraft.cli.options.decoding import DecodingChoice, decoding_section
+from skydraft.cli.options.sections import Command
+from skydraft.cli.serve import serve
+from skydraft.config import DecodingParams, decoding_params
 from skydraft.errors import NetworkUnavailable
 from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
@@ -23,6 +36,19 @@ from ..cloud.test_starting import signals_as_before
 from ..models.test_found import Home
 from ..starting import ROOT
 from .conftest import SMALL, Invoke
+
+PAGE = ROOT / "docs" / "cli.md"
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands(cli))
 
 
 def test_a_model_is_listed_named_by_its_path_and_removed(invoke: Invoke) -> None:
@@ -136,3 +162,77 @@ def test_a_user_without_a_home_gets_one_line(invoke: Invoke, monkeypatch: pytest
 def test_no_command_shows_the_help(invoke: Invoke) -> None:
     status, _, err = invoke()
     assert status == 2 and "generate" in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_a_named_section_and_has_a_help(name: str) -> None:
+    context = click.Context(COMMANDS[name], terminal_width=110, help_option_names=["-h", "--help"])
+    text = COMMANDS[name].get_help(context)
+    for param in COMMANDS[name].params:
+        if isinstance(param, click.Option):
+            assert getattr(param, "section", ""), param.opts
+            assert param.help and param.help.endswith((".", ")")), param.opts
+            assert all(f"{flag} " in text or f"{flag}," in text for flag in param.opts), param.opts
+    rest = text.partition("Other options:\n")[2].strip()
+    assert rest.startswith("-h, --help") and rest.count("\n") == 0
+
+
+def test_the_page_explains_each_option_of_each_command_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")  # whatever the terminal
+    page = reference()
+    assert PAGE.read_text(encoding="utf-8") == page, "Run: make docs"
+    assert all(re.search(f"\n## skydraft {name}[ \n]", page) for name in COMMANDS)
+    names = {flag for command in COMMANDS.values() for param in command.params for flag in param.opts if "--" in flag}
+    assert names > {"--cloud", "--mode"} and all(name in page for name in names)
+
+
+@pytest.mark.parametrize(("short", "long", "says"), [
+    ("-h", "--help", "Usage: skydraft [OPT"), ("learn run -h", "learn run --help", "Usage: skydraft learn run"),
+    ("-V", "--version", f"skydraft, version {__version__}\n"),
+])  # fmt: skip
+def test_the_help_and_the_version(invoke: Invoke, short: str, long: str, says: str) -> None:
+    status, out, err = invoke(*short.split())
+    assert (status, err) == (0, "") and out.startswith(says) and invoke(*long.split()) == (0, out, "")
+
+
+def test_a_shell_completes_options_and_modes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """With the line for the start file of a shell that docs/try.md has."""
+    monkeypatch.setenv("_SKYDRAFT_COMPLETE", "bash_complete")
+    for words, expected in (("skydraft generate --mo", "--mode"), ("skydraft generate --mode l", "lossless")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit, match="0"):
+            run([])
+        assert f"plain,{expected}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("args", "wanted", "expected"), [
+    ([], {}, DecodingParams()),
+    (["-n", "9", "--stop", "。", "--stop", "!"], {}, DecodingParams(max_new_tokens=9, stop=("。", "!"))),
+    ([], {"max_new_tokens": 64}, DecodingParams(max_new_tokens=64)),
+    (["--style", "zh-short", "--sentences", "3"], {}, decoding_params("zh-short", sentences=3)),
+    (["--style", "none"], {"default_style": "zh-short"}, DecodingParams()),
+    ([], {"default_style": "zh-short"}, decoding_params("zh-short")),
+    (["--style", "zh-short"], {"style": "zh-detailed"}, decoding_params("zh-detailed")),
+])  # fmt: skip
+def test_given_options_win_over_a_style(args: list[str], wanted: dict[str, Any], expected: DecodingParams) -> None:
+    found: list[DecodingChoice] = []
+    command = click.command(cls=Command)(decoding_section(lambda decoding: found.append(decoding)))
+    command.main(args, standalone_mode=False)
+    assert found[0].params(**wanted) == expected
+
+
+def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9"}.items():
+        monkeypatch.setenv(f"SKYDRAFT_SERVE_{name}", value)
+    found = serve.make_context("serve", ["--max-sessions", "5"]).params
+    names = ("cloud_model", "port", "max_sessions", "session_ttl_s")
+    assert [found[name] for name in names] == ["toy", 7001, 5, 9]
+
+
+@pytest.mark.parametrize("command", [serve, gateway])
+def test_every_option_has_a_variable_and_no_two_the_same(command: click.Command) -> None:
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert all(isinstance(each.envvar, str) and each.envvar.startswith("SKYDRAFT_") for each in options)
+    assert len({each.envvar for each in options}) == len(options) > 10
+    assert not any(param.envvar for param in generate.params)  # a command that scripts do not start

@@ -9,7 +9,7 @@ from ..serving import Serving
 from ..stock.fakes import GENERATING, fake
 from ..stock.faults import refuses
 from .conftest import SMALL, Invoke
-from .test_cloud import EDGE, NOBODY
+from .test_servers import EDGE, NOBODY
 
 
 def test_a_pair_that_is_here_and_fits_is_ready(invoke: Invoke) -> None:

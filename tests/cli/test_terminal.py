@@ -1,4 +1,6 @@
-"""What a terminal shows: colours where they are wanted, whole lines, nothing that moves the cursor."""
+"""What a terminal shows: colours where they are wanted, whole lines, nothing that moves the cursor; and how far a long
+command has come, there and in a pipe.
+"""
 
 import json
 import logging
@@ -9,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from skydraft.characters import visible
+from skydraft.cli import progress
 from skydraft.cli.terminal import Terminal, console_for, is_colored, show_tokens
 from skydraft.cloud.logs import JsonLines
 from skydraft.engines.toy import open_toy
 from skydraft.types import Token
 
 from ..serving import serving
-from .conftest import TOYS, Invoke
-from .screen import Stream, on_screen
+from .conftest import TOYS, Invoke, Stream, on_screen
 
 HOSTILE = "evil\x1b]0;owned\x07\nskydraft: all is well\x9b2J"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -117,3 +119,32 @@ def test_a_state_fits_on_its_line_and_is_gone_after_an_error(tmp_path: Path) -> 
     state, _, rest = screen.partition("\r\x1b[K")
     assert status == 2 and state.startswith("Loading 没有的模型") and len(state.encode("gbk")) < 60
     assert rest.startswith("skydraft: ")
+
+
+def test_a_pipe_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100, 200))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with progress.downloads() as show:
+        for done in range(50):
+            show(done * 20_000_000, 1_000_000_000, "downloading tiny")
+        show(95, 100, "joining tiny")
+    out, err = capsys.readouterr()
+    lines = [*(f"downloading tiny: {done} of 1000 MB" for done in (0, 400, 800)), "joining tiny: 0 of 0 MB"]
+    assert out == "" and err.splitlines() == lines
+    with progress.counted(9, "prompts", 4) as done_one:
+        done_one()
+    assert capsys.readouterr() == ("", "")  # it did not take long
+
+
+def test_a_terminal_gets_a_bar_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Stream(True))
+    with progress.downloads() as show:
+        assert stream.getvalue() == ""
+        show(1_000_000, 2_000_000, "downloading tiny")
+        show(2_000_000, 2_000_000, "downloading tiny")
+        show(1_000_000, 4_000_000, "joining tiny")
+    with progress.showing() as bars:
+        bars.show("loading", 0, 0)
+        bars.show("training", 1, 3)
+    for said in ("downloading tiny", "joining tiny", "2.0/2.0 MB", "1.0/4.0 MB", "0/?", "1/3"):
+        assert said in stream.getvalue()

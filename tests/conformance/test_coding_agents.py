@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import blocks_of
+from tests.docs.pages import blocks_of
 from tests.gateway.interfaces import call_text
 from tests.gateway.running import Running, gateway
 from tests.gateway.scripted import scripted_pair

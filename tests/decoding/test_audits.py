@@ -25,7 +25,7 @@ from skydraft.prompts.audio import Audio
 from skydraft.prompts.messages import asked
 from tests import reference, toys
 from tests.decoding.test_slots import begun, few, is_free, slots_of, text
-from tests.learning.test_collect import read
+from tests.learning.conftest import read
 from tests.serving import PATIENCE_S, Serving, free_port, serving, waiting
 from tests.toys import PROMPT, PROMPT_IDS
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import blocks_of, commands_of
-from .following import Reader
+from .pages import Reader, blocks_of, commands_of
 
 _DOCS = "try chat modes gateway interface python two-machines measuring reproduce tasks speech learning models security"
 PAGES = ("README.md", *(f"docs/{name}.md" for name in _DOCS.split()))
@@ -25,9 +24,9 @@ SHOWN = {
 NOT_RUN = {
     "make ": "installs, downloads, compiles, or runs this test",
     "pip ": "installed by make setup; tests/test_installs.py",
-    "apt install bubblewrap": "tests/evaluation/tasks/test_sandbox.py",
+    "apt install bubblewrap": "tests/evaluation/test_sandbox.py",
     "CMAKE_ARGS=-DGGML_CUDA=on pip ": "needs CUDA, and compiles for minutes",
-    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_help.py",
+    'eval "$(_SKYDRAFT_COMPLETE=bash_source skydraft)"': "tests/cli/test_commands.py",
     "skydraft doctor\n": "finds that the models are not here: tests/cli/test_doctor.py",
     "skydraft chat --edge-model ollama:": "tests/models/test_found.py",
     "skydraft models fetch ": "downloads 1.6 GB; tests/models",

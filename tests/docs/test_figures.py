@@ -15,7 +15,7 @@ from skydraft.cli.generate import generate
 from skydraft.config import DEFAULT_MODE, MODES
 from skydraft.decoding.accounts.stats import Stats
 
-from .blocks import ROOT
+from ..starting import ROOT
 
 PAGES = ["README.md", "README.zh-CN.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 HELD_ELSEWHERE = {"docs/cli.md", "docs/learning.md", "docs/architecture.md"}  # generated; below; has none

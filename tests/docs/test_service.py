@@ -10,8 +10,8 @@ import skydraft
 from skydraft.engines.toy import open_toy
 
 from ..decoding.test_slots import few
-from .blocks import blocks_of
-from .following import NAMES as TOYS
+from .pages import NAMES as TOYS
+from .pages import blocks_of
 
 pytest.importorskip("starlette")
 httpx2 = pytest.importorskip("httpx2")

@@ -1,5 +1,8 @@
-"""A tiny pair whose draft model differs from its target in the last layer, and what the target taught it."""
+"""A tiny pair whose draft model differs from its target in the last layer, and what the target taught it; and lessons
+made up, with folders of them.
+"""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ from skydraft.config import DecodingParams
 from skydraft.decoding.plan import Plan, make_plan
 from skydraft.decoding.request import GenerateRequest
 from skydraft.lab.learning.collect import Collector
+from skydraft.lab.learning.lessons import Lesson, Store
 from skydraft.prompts.messages import asked
 from tests.engines.tiny_checkpoint import OPTIONS, save_model
 
 _WORDS = ["今天", "天气", "我们", "公园", "孩子们", "语音", "音调", "The", "model", "drafts", "tokens", "checks"]
+ORIGIN = {"draft": "d" * 32, "target": "t" * 32, "vocab": "v" * 32}
 
 
 @pytest.fixture(scope="session")
@@ -69,3 +74,22 @@ def written_on(pair: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) 
     """A folder of lessons, collected with a gate and a target that writes on."""
     plan = make_plan(gate="prob:0.1", k=3, hand_back="agree:3")
     return collected(pair, tmp_path_factory.mktemp("written"), plan, 60, 20)
+
+
+def lesson(number: int = 0, **changes: Any) -> Lesson:
+    """A lesson of four tokens; `number` makes it another one."""
+    given: dict[str, Any] = {"prompt_ids": (1, 2, number), "token_ids": (3, 4, 5, 6), "marks": "acw-"}
+    return Lesson(**ORIGIN | given | changes)
+
+
+def filled(folder: Path, *lessons: Lesson) -> Store:
+    store = Store(folder)
+    for each in lessons:
+        store.add(each)
+    return store
+
+
+def read(folder: Path) -> tuple[list[Lesson], Counter[str]]:
+    """(lessons, what was skipped)"""
+    skipped = Counter[str]()
+    return list(Store(folder).lessons(skipped)), skipped

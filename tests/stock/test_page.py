@@ -8,7 +8,7 @@ import pytest
 
 from skydraft.cli.main import run
 
-from ..docs.blocks import blocks_of, commands_of
+from ..docs.pages import blocks_of, commands_of
 from .fakes import fake
 
 COMMANDS = [

@@ -17,7 +17,7 @@ from skydraft.lab.tasks import sandbox
 from skydraft.lab.tasks.checks import Python
 from skydraft.lab.tasks.sandbox import command, isolation, run
 
-from ...serving import Serving
+from ..serving import Serving
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Follows a page as a reader would, in a folder of its own: commands one by one, servers in the background.
+"""What a page shows in blocks: fenced ones, and indented ones after an empty line; the commands of a block; and a
+reader who follows a page in a folder of its own: commands one by one, servers in the background.
 
 Replaced, so that no model is downloaded and nothing leaves this machine:
 
@@ -10,6 +11,7 @@ Replaced, so that no model is downloaded and nothing leaves this machine:
 """
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -18,18 +20,19 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ..starting import ROOT
 from ..starting import command as forked
-from .blocks import ROOT, Block, commands_of
 
+_BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)\n```$|(?:\A|(?<=\n\n))((?:    [^\n]*\n|\s*\n)+)")
 NAMES = {"qwen2.5-coder-0.5b": "toy:drift=0.2", "qwen2.5-coder-1.5b": "toy"}
 REPLACED = {"cloud.example": "localhost", "--host 0.0.0.0": "--host 127.0.0.1", "--limit 20": "--limit 2"}
 PORTS = {"serve": 7373, "gateway": 8137}
 LIMIT_S = 120
 READY = "Ctrl-C stops."
-
 _SKYDRAFT = """#!{python} -IS
 import os, sys
 
@@ -49,6 +52,44 @@ _SHELL = """set -euo pipefail
 scp() {{ cp "{server}/${{1#*:}}" "$2"; }}
 ssh() {{ shift; (cd "{server}" && "$@"); }}
 """
+
+
+class Block(NamedTuple):
+    language: str  # of the fence, "" for an indented block
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        return self.text.splitlines()[0]
+
+
+def blocks_of(page: str) -> list[Block]:
+    found = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [
+        Block(language, fenced or re.sub("(?m)^    ", "", indented).strip("\n"))
+        for language, fenced, indented in found
+        if fenced or indented.strip()
+    ]
+
+
+def commands_of(block: Block) -> list[str]:
+    """The commands of a block of shell: lines, joined where bash says that one alone is not complete."""
+    commands: list[str] = []
+    pending = ""
+    for line in block.text.splitlines():
+        pending += line
+        if line.endswith("\\") or not _is_complete(pending):
+            pending += "\n"
+        elif pending.strip():
+            commands.append(pending)
+            pending = ""
+    assert not pending, f"this is no whole command: {pending}"
+    return commands
+
+
+def _is_complete(text: str) -> bool:
+    checked = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
+    return checked.returncode == 0 and "here-document" not in checked.stderr
 
 
 class Reader:

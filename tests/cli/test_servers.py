@@ -1,5 +1,6 @@
-"""`skydraft serve` and `generate --cloud` as a newcomer runs them: what they print, how they exit."""
+"""`skydraft serve`, `gateway` and `generate --cloud` as a newcomer runs them: what they print, how they end."""
 
+import json
 import re
 import signal
 import subprocess
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ..gateway.apart import TOYS, Apart
+from ..gateway.running import client
 from ..serving import PATIENCE_S, Serving, unhurried
 from ..starting import Started
 from ..stock.fakes import fake
@@ -81,3 +84,19 @@ def test_serve_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None
     _, rest = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0 and rest.splitlines()[-1] == "skydraft: stopped." and "Traceback" not in rest
     assert "stopping; requests that have begun get up to 30 s. Ctrl-C again ends them at once." in rest
+
+
+def test_it_says_where_it_is_answers_and_stops() -> None:
+    """The gateway."""
+    running = Apart(*TOYS, "-s", "慢", "--log-prompts")
+    assert "toy:drift=0.2 drafts, toy checks (no key is required)" in running.printed
+    assert "skydraft-auto" not in running.printed
+    body = {"model": "skydraft", "messages": [{"role": "user", "content": "语速"}], "max_tokens": 5}
+    status, reply = running.post(json.dumps(body).encode())
+    assert status == 200 and json.loads(reply)["usage"]["prompt_tokens"] == 3  # with the system prompt
+    with client(running.port, json.dumps(body | {"stream": True, "max_tokens": 4000}).encode()) as reading:
+        assert reading.recv(100)  # somebody is still reading
+        status, took_s = running.stop(signal.SIGINT)  # other signals are as for serve
+    assert status == 0 and took_s < 15
+    assert "stopped" in running.printed and '"prompt": ["慢", "语速"]' in running.printed
+    assert "Traceback" not in running.printed
