@@ -225,7 +225,7 @@ def test_given_options_win_over_a_style(args: list[str], wanted: dict[str, Any],
 def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MODEL": "toy", "PORT": "7001", "MAX_SESSIONS": "4", "SESSION_TTL": "9"}.items():
         monkeypatch.setenv(f"SKYDRAFT_SERVE_{name}", value)
-    found = serve.make_context("serve", ["--max-sessions", "5"]).params
+    found = serve.make_context("serve", ["--max-sessions", "5"], **cli.context_settings).params
     names = ("cloud_model", "port", "max_sessions", "session_ttl_s")
     assert [found[name] for name in names] == ["toy", 7001, 5, 9]
 

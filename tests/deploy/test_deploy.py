@@ -57,7 +57,7 @@ def test_services_are_commands_with_options_that_there_are(name: str, monkeypatc
     for variable, value in service["environment"].items():
         assert variable in known, variable
         monkeypatch.setenv(variable, re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(value)))
-    context = command.make_context(name, [])  # every value is of its option's kind
+    context = command.make_context(name, [], **cli.context_settings)  # every value is of its option's kind
     assert context.params["host"] == "0.0.0.0"
     assert command in (serve, gateway)
 
