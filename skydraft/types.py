@@ -78,8 +78,7 @@ class Media:
     @property
     def num_tokens(self) -> int:
         # A convolution of stride 2, then the mean of each two frames.
-        halved = (self.num_frames - 1) // 2 + 1
-        return (halved - 2) // 2 + 1
+        return ((self.num_frames - 1) // 2 - 1) // 2 + 1
 
     def rounded(self) -> Media:
         """Round features to half precision, as they are sent, for half the bytes."""

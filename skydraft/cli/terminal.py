@@ -62,8 +62,8 @@ class Terminal:
                 click.echo("\r\x1b[K", err=True, nl=False)
 
         self._clear = clear
-        fitted = set_cell_size(one_line(what), console.width - 1).rstrip()  # `clear` can remove only one line
-        click.echo(fitted, err=True, nl=False)
+        # `clear` can remove only one line.
+        click.echo(set_cell_size(one_line(what), console.width - 1).rstrip(), err=True, nl=False)
         try:
             yield clear
         finally:

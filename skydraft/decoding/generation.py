@@ -19,7 +19,7 @@ from skydraft.decoding.request import GenerateRequest, Prepared
 from skydraft.decoding.target import Target
 from skydraft.engines.base import Engine
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import EngineError, SkydraftError
+from skydraft.errors import SkydraftError
 from skydraft.thinking import NO_TAGS, Tags, num_suspect
 from skydraft.types import FinishReason, LinkCost, Origin, Round, Score, StepRecord, Token
 
@@ -44,7 +44,7 @@ class Watch:
         self._observers: list[Observer] = []
         for observer in observers:
             try:
-                self.is_audited |= observer.begins(request)
+                self.is_audited |= observer.begins(request) is True
                 self._observers.append(observer)
             except Exception:
                 log.exception("an observer failed")
@@ -84,10 +84,8 @@ class Generation(AbstractContextManager["Generation"]):
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
         """Yield rounds as they are committed, each with its tokens and only once over all iterations. An error ends the
-        generation; later calls and `text` raise it again."""
+        generation; later calls and `text` raise it again. Raises EngineError if it was closed before its end."""
         self._check()
-        if self._is_closed and self._context.finish is None and not self._loop.is_cancelled:
-            raise EngineError("This generation is closed.")
         self._has_begun = True
         try:
             for done in self._loop.rounds():

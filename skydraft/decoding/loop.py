@@ -15,7 +15,7 @@ from skydraft.decoding.turns import Turns
 from skydraft.decoding.verification import Verifier
 from skydraft.engines.base import Seats
 from skydraft.engines.vocab import Vocab
-from skydraft.errors import CloudError
+from skydraft.errors import CloudError, EngineError
 from skydraft.gating.gates import NO_PLACE, Gate, Reason, is_looping
 from skydraft.types import WRITE_ALL, Cost, DraftBlock, LinkCost, Origin, Outcome, Round, StepRecord, Verdict
 
@@ -47,6 +47,7 @@ class SpeculativeLoop:
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     is_cancelled: bool = field(default=False, init=False)
+    _is_closed: bool = field(default=False, init=False)
     _is_alone: bool = field(default=False, init=False)  # since the target was lost
 
     def rounds(self) -> Iterator[Round]:
@@ -54,6 +55,8 @@ class SpeculativeLoop:
         have no room, wait in line, at first and when the text gets long. Raises EngineBusy."""
         room = 0.0
         while self.context.finish is None and not self.is_cancelled:
+            if self._is_closed:
+                raise EngineError("This generation is closed.")
             if (needed := self.context.length + _AHEAD) > room and not (room := self.seats.take(needed)):
                 return
             began = time.perf_counter()
@@ -173,6 +176,7 @@ class SpeculativeLoop:
                 side.cancel()
 
     def close(self) -> None:
+        self._is_closed = True
         if self.ahead:
             self.ahead.close()
         try:  # no ExitStack: an interrupt in it would leave a reference cycle that keeps the sequences

@@ -81,9 +81,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(GenerateRequest):
-    """A request as the builder reads it for its models; nothing changes it afterwards, and only this reaches a target.
+    """A request with its prompts, which the builder makes once for each generation. Verifiers take only this.
 
-    The messages are as the template reads them, the parameters have its thinking tags, and the plan suits the pair.
+    The messages are as the template reads them. The parameters have its thinking tags. The builder adapts the plan to
+    the target and the draft model.
     """
 
     prompts: PromptPair

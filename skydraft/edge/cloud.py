@@ -133,8 +133,8 @@ class Cloud:
             if time.monotonic() - at < _FACTS_S or wait_s == 0:
                 return facts
         if wait_s is None:
-            asking, waits = self._patiently(lambda server: self.servers.learn(server, self.timeout_s)), self.timeout_s
-            return self._run(asking, f"waiting up to {waits:g} s for the cloud at {self.name}.")
+            asking = self._patiently(lambda server: self.servers.learn(server, self.timeout_s))
+            return self._run(asking, f"waiting for the cloud at {self.name}.")
         if wait_s == 0:
             return None
         wait_s = min(wait_s, self.timeout_s)
@@ -221,8 +221,8 @@ class Cloud:
         raise CloudLost(f"The cloud at {self.name} was not reached ({gone.message.rstrip('.')}).", hint=hint) from gone
 
     def plan_for(self, request: GenerateRequest) -> Plan:
-        """Return the request's plan. Where it checks every block, a server without skydraft streams instead. Raises
-        OptionError for a block length there."""
+        """Return the request's plan. A plan that drafts and checks every block streams at a server without skydraft.
+        Raises OptionError for a block length there."""
         plan = request.plan
         if not self.is_stock or request.execution == "throughput" or plan.is_gated or not plan.may_go_alone:
             return plan

@@ -85,7 +85,7 @@ class FairLock(_RLock):  # type: ignore[misc]
 
 
 class TokenBuffer:
-    """Token ids of which each subclass owns its own. They grow at the end, and can be cut to an absolute length."""
+    """Token ids that grow at the end, and can be cut to an absolute length. Only a subclass changes them."""
 
     def __init__(self, token_ids: Seq[int] | TokenIds = ()) -> None:
         self._store: TokenIds = np.empty(64, np.int32)
@@ -112,7 +112,7 @@ class TokenBuffer:
 
 
 class Sequence(TokenBuffer):
-    """Tokens with valid KV in one engine. Only `extend` adds tokens, only `truncate` removes them.
+    """Tokens with valid KV in one engine. Only `extend` and the engine add tokens, only `truncate` removes them.
 
     `slot` is the engine's own handle: a KV sequence id or a cache object. `reuse` selects later sequences that may take
     over the KV after `close`; None selects none. `media` are the recordings of the audio tokens.
