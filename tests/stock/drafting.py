@@ -10,10 +10,9 @@ import numpy as np
 from skydraft_vllm import Drafts
 
 from skydraft.engines.base import Engine
-from tests.stock.answering import Run
+from tests.stock.answering import Model, Run, Token
+from tests.stock.dialects import Vllm
 from tests.stock.fakes import Fake
-from tests.stock.model import Model, Token
-from tests.stock.openai import Vllm
 
 MAX_LEN = 512
 

@@ -22,11 +22,9 @@ from starlette.requests import Request
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
 from tests.serving import PATIENCE_S, Serving, free_port
-from tests.stock.answering import Answering
+from tests.stock.answering import Answering, Asked, Model
+from tests.stock.dialects import LlamaServer, OpenAI, Sglang, Vllm
 from tests.stock.faults import SOUND, Cut, Fault, HungUp, Message, Receive, Send, gone
-from tests.stock.model import Asked, Model
-from tests.stock.native import LlamaServer, Sglang
-from tests.stock.openai import OpenAI, Vllm
 
 DIALECTS: dict[str, Callable[..., Answering]] = {
     "vllm": Vllm, "llama-server": LlamaServer, "sglang": Sglang, "openai": OpenAI,
