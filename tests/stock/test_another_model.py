@@ -27,8 +27,8 @@ from tests.cli.conftest import Invoke, invoke  # noqa: F401
 from tests.evaluation import pairs
 from tests.hostile.texts import LENGTH, TARGET, letters, write
 from tests.serving import free_port
+from tests.stock.conftest import llama_server
 from tests.stock.fakes import IDS, fake
-from tests.stock.real import llama_server
 from tests.thinking.scripts import thinking_toy
 
 # --- Names

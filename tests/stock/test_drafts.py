@@ -30,8 +30,7 @@ from tests import toys
 from tests.hostile.texts import TARGET, write
 from tests.serving import free_port
 from tests.stock.conftest import SEED
-from tests.stock.drafting import DraftingVllm, drafting_vllm
-from tests.stock.fakes import Fake, fake
+from tests.stock.fakes import DraftingVllm, Fake, drafting_vllm, fake
 
 PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80)
 STEP_S = 0.03
