@@ -3,8 +3,7 @@
 import json
 import signal
 
-from ..gateway.apart import TOYS, Apart
-from ..gateway.running import client
+from ..gateway.running import TOYS, Apart, client
 
 
 def test_it_says_where_it_is_answers_and_stops() -> None:

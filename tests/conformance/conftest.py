@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.gateway.interfaces import call_text
-from tests.gateway.running import Running, gateway
-from tests.gateway.scripted import scripted_pair
+from tests.gateway.running import Running, gateway, scripted_pair
 
 from .asking import speaking_pair
 

@@ -8,8 +8,7 @@ import pydantic
 import pytest
 
 from tests.gateway.interfaces import call_text
-from tests.gateway.running import Running, gateway
-from tests.gateway.scripted import scripted_pair
+from tests.gateway.running import Running, gateway, scripted_pair
 
 anthropic: Any = pytest.importorskip("anthropic", reason="anthropic is not installed")
 

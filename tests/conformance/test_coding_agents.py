@@ -14,8 +14,7 @@ import pytest
 
 from tests.docs.blocks import blocks_of
 from tests.gateway.interfaces import call_text
-from tests.gateway.running import Running, gateway
-from tests.gateway.scripted import scripted_pair
+from tests.gateway.running import Running, gateway, scripted_pair
 
 pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
 MODULES = Path(__file__).parent / "javascript" / "node_modules"

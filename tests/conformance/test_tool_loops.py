@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.interfaces import call_text
-from tests.gateway.running import gateway
-from tests.gateway.scripted import scripted_pair
+from tests.gateway.running import gateway, scripted_pair
 
 pytestmark = [pytest.mark.conformance, pytest.mark.filterwarnings("default")]
 MODEL, QUESTION, SAID = "skydraft-lossless", "上海今天天气怎么样？", "晴，25 度"

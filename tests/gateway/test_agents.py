@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from .interfaces import call_text, events_of, plain
-from .running import gateway, toy_pair
-from .scripted import scripted_pair
+from .running import gateway, scripted_pair, toy_pair
 
 RECORDED = sorted((Path(__file__).parent / "agents").glob("*.json"))
 TELLS = {"/v1/messages": '"thinking":"hm', "/v1/responses": '"reasoning_text"',

@@ -18,9 +18,8 @@ from ..mutating import as_bytes, mutated
 from ..reading_marks import engine_with, num_special, texts
 from ..stock.fakes import Fake, fake
 from ..toys import law
-from .apart import TOYS, Apart, apart
 from .interfaces import plain
-from .running import Running, over
+from .running import TOYS, Apart, Running, apart, over
 from .test_fields import FOLLOWED, FOLLOWED_IN
 from .test_interfaces import CONVERSATION, SAME
 
