@@ -12,8 +12,6 @@ from .browsing import Pages, answered, expect, grave, is_too_wide, reload
 from .fake_gateway import FakeGateway, finish, plain_reply, run, wait_for
 
 pytestmark = pytest.mark.browser
-
-
 LONG = r"""# Reversing a list
 
 A **linked list** is reversed by *turning each pointer*: see [the article](https://example.org/list "x") or https://example.org/a_b，然后继续。
