@@ -6,7 +6,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, expected
+from .conftest import CONVERSATION, MAX_TOKENS, MODEL, QUESTION, SEED, TOO_LONG, expected
 
 langchain_openai: Any = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
 exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason="langchain-core is not installed")

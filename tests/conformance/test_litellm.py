@@ -7,7 +7,7 @@ import pytest
 
 from tests.gateway.running import Running
 
-from .asking import ASKED, MAX_TOKENS, MODEL, SEED, TOO_LONG, expected
+from .conftest import ASKED, MAX_TOKENS, MODEL, SEED, TOO_LONG, expected
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import looks for a list of prices online
 litellm: Any = pytest.importorskip("litellm", reason="litellm is not installed")

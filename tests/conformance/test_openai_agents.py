@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.gateway.interfaces import forced
 from tests.gateway.running import Running
 
-from .asking import CONVERSATION, QUESTION, expected, forced, pick_city
+from .conftest import CONVERSATION, QUESTION, expected, pick_city
 
 agents: Any = pytest.importorskip("agents", reason="openai-agents is not installed")
 openai: Any = pytest.importorskip("openai")
