@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ..gateway.apart import TOYS, Apart
-from ..gateway.running import client
+from ..gateway.running import TOYS, Apart, client
 from ..serving import PATIENCE_S, Serving, unhurried
 from ..starting import Started
 from ..stock.fakes import fake

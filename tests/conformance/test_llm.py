@@ -11,7 +11,7 @@ import pytest
 
 from tests.gateway.running import PATIENCE_S, Running
 
-from .asking import ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, expected
+from .conftest import ENOUGH, MAX_TOKENS, MODEL, QUESTION, SEED, expected
 
 llm: Any = pytest.importorskip("llm", reason="llm is not installed")
 openai: Any = pytest.importorskip("openai", reason="openai is not installed")

@@ -37,8 +37,8 @@ NOT_RUN = {
     "skydraft learn r": "a toy cannot be trained: tests/learning",
     'skydraft generate "房间很干净。" --adapter ': "the same",
     "skydraft compare --prompts others.txt --adapter ": "the same",
-    "lm_eval --model local-completions --tasks arc_easy --model_args ": "lm-eval; tests/gateway/test_logprobs.py",
-    "export OPENAI_API_BASE_URL=": "tests/gateway/test_agents.py",
+    "lm_eval --model local-completions --tasks arc_easy --model_args ": "lm-eval; tests/gateway/test_openai_sdk.py",
+    "export OPENAI_API_BASE_URL=": "tests/gateway/test_desk_and_agents.py",
     "open-webui serve": "the same",
 }
 # What docs/two-machines.md makes for a server and a device.

@@ -20,7 +20,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.errors import CloudError, CloudFailure, SessionNotFound
 from skydraft.protocol.codec import decode_info, encode_info
 
-from ..hostile.own import refuses
+from ..hostile.storms import refuses
 from ..serving import PATIENCE_S, Relay, free_port, waiting
 from .texts import ALONE, GATED, LOSSLESS, Start, begin, undisturbed
 

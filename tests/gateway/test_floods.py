@@ -30,9 +30,8 @@ from skydraft.gateway.refusals import Refusal
 from skydraft.prompts.messages import asked
 
 from ..serving import PATIENCE_S, Process, ran_s, waiting
-from .apart import TOYS, Apart, apart
 from .interfaces import plain, tool_of
-from .running import client, gateway, over, toy_pair
+from .running import TOYS, Apart, apart, client, gateway, over, toy_pair
 
 MIB = 1 << 20
 MOST = 32 * MIB - 1000

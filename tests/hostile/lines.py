@@ -6,19 +6,51 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import skydraft
+from skydraft.access.limits import Limits
+from skydraft.cloud.server import ServeOptions
 from skydraft.edge.cloud import Cloud
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import character_vocab
 from tests import toys
-from tests.hostile.own import OwnLine
+from tests.hostile.storms import stalls
 from tests.hostile.texts import ALONE, TARGET, letters, write
-from tests.serving import waiting
+from tests.serving import OwnFault, Relay, Serving, free_port, waiting
 from tests.stock import faults
 from tests.stock.fakes import GENERATING, Fake, fake
 from tests.stock.faults import Fault
 
 WIRES = ("own", "stock")
 DIALECTS = ("llama-server", "sglang")  # of a stock server, where it says ids in another way; "stock" speaks vLLM's
+
+
+class OwnLine:
+    """`skydraft serve` over gRPC, on a port of its own, behind a relay."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.port = free_port()
+        self.url = f"127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        self._serving = Serving(self._engine, ServeOptions(port=0, limits=Limits(max_sessions=16)))
+        self.relay = Relay(self._serving.address, self.port)
+
+    def kill(self) -> None:
+        self.relay.close()
+        self._serving.stop()
+
+    def become(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def storm(self, coming: Iterable[OwnFault | None]) -> None:
+        self.relay.faults = iter(coming)
+
+    def silence(self) -> None:
+        self.relay.silence = stalls(0)
+
+    def calm(self) -> None:
+        self.relay.faults, self.relay.silence = iter(()), None
 
 
 class StockLine:

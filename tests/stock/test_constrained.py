@@ -59,7 +59,7 @@ def test_a_text_fits_its_grammar(dialect: str, grammar: str, fault: str, monkeyp
         if fault in FAULTS:
             server.fault_of = lambda path: FAULTS[fault] if path in GENERATING and next(number) % 3 == 1 else None
         else:
-            monkeypatch.setattr("tests.stock.model.GrammarAlong", lambda *given: None)
+            monkeypatch.setattr("tests.stock.answering.GrammarAlong", lambda *given: None)
         params = DecodingParams(max_new_tokens=32, grammar=grammar)
         done = begun(cloud, "lossless", params).run()
         follows(done, grammar)

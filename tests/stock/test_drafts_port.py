@@ -27,7 +27,7 @@ from skydraft_vllm.texts import Text, Texts, Times
 
 from tests.serving import Serving
 from tests.starting import ROOT
-from tests.stock.drafting import MAX_LEN, FakeModelRunner, config
+from tests.stock.fakes import MAX_LEN, FakeModelRunner, config
 from tests.toys import law
 
 K, VOCAB = 7, 64

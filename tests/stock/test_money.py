@@ -24,9 +24,9 @@ from tests.edge.test_receipt import figures, of_what_came
 from tests.hostile.lines import known
 from tests.hostile.texts import STREAMS, TARGET, TEXT, assert_all_is_accounted_for, write
 from tests.stock import faults
+from tests.stock.answering import Asked
 from tests.stock.fakes import GENERATING, IDS, Fake, fake
 from tests.stock.faults import Fault
-from tests.stock.model import Asked
 from tests.toys import law
 
 PROMPT = list(TARGET.vocab.encode(TEXT))

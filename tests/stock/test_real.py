@@ -15,8 +15,8 @@ from skydraft.engines.base import Engine
 from skydraft.grammars import json_schema, lark, regex
 from tests.engines.tiny_checkpoint import save_model, save_tokenizer
 from tests.grammars import PERSON
+from tests.stock.conftest import llama_server, vllm_serve
 from tests.stock.fakes import fake
-from tests.stock.real import llama_server, vllm_serve
 
 pytestmark = pytest.mark.stock
 # Heads of 32: vLLM has no smaller ones on a processor.

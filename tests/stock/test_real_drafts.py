@@ -24,7 +24,7 @@ from tests import reference
 from tests.choosing.test_distribution import SIGNIFICANCE, p_value
 from tests.serving import free_port
 from tests.starting import ROOT
-from tests.stock.real import vllm_serve
+from tests.stock.conftest import vllm_serve
 from tests.stock.test_drafts_port import Phone
 from tests.stock.test_real import tiny  # noqa: F401
 

@@ -8,7 +8,7 @@ import pytest
 
 from .browsing import Pages, answered, ask, drawn, expect, reload, settled, wired
 from .fake_gateway import CUT, FakeGateway, Refusal, finish, mistake, mixed_reply, plain_reply, record, run, wait_for
-from .test_conversation import ANSWER, calling
+from .test_conversation_and_speech import ANSWER, calling
 
 pytestmark = pytest.mark.browser
 GONE = "The cloud at localhost:7373 was lost; going on without it."

@@ -1,19 +1,70 @@
-"""Conversation, calls, origins, modes, settings, figures: what is sent, and what is shown of the answer."""
+"""Conversation, calls, origins, modes, settings, figures: what is sent, and what is shown of the answer.
 
+Speech: shown only where the gateway takes it; files by drop or choice, recordings as WAV.
+"""
+
+import base64
+import io
 import json
 import threading
+import wave
+from array import array
 from typing import Any
 
 import pytest
 
 from skydraft.origins import LOOKS
 
-from .browsing import answered, ask, expect, grave, is_too_wide, reload, settled
+from .browsing import Pages, answered, ask, expect, grave, is_too_wide, reload, settled
 from .fake_gateway import MODES, FakeGateway, finish, mixed_reply, plain_reply, record, run, wait_for
 
 pytestmark = pytest.mark.browser
 ANSWER = "The sea turns to copper as the sun sinks."
 BOXES = "all => all.map((one) => one.getBoundingClientRect().toJSON())"
+DROP = """([name, bytes]) => {
+  const files = new DataTransfer();
+  files.items.add(new File([new Uint8Array(bytes)], name));
+  for (const type of ['dragover', 'drop']) {
+    const event = new DragEvent(type, { dataTransfer: files, bubbles: true, cancelable: true });
+    document.body.dispatchEvent(event);
+  }
+}"""
+
+
+def silence() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes(bytes(3200))
+    return file.getvalue()
+
+
+def ended(**more: Any) -> dict[str, Any]:
+    """The last event, with something about the cloud."""
+    end = finish()
+    end["skydraft"] |= more
+    return end
+
+
+def piece(text: str, origin: str, index: int, arguments: str, name: str = "") -> dict[str, Any]:
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    call = {"index": index, "function": function} | ({"id": f"call_{index}", "type": "function"} if name else {})
+    chunk = run("", origin, 0)
+    chunk["choices"][0]["delta"] = {"tool_calls": [call]}
+    chunk["skydraft"]["text"] = text
+    return chunk
+
+
+def calling() -> list[Any]:
+    return [
+        run("Looking.", "edge", 0),
+        piece('<tool_call>\n{"name": "get_weather", "arguments": {"ci', "skipped", 0, '{"ci', "get_weather"),
+        piece('ty": "上海"}}', "accepted", 0, 'ty": "上海"}'),
+        piece("\n</tool_call> …", "recovered", 1, "{}", "<b>time</b>"),
+        finish("tool_calls"),
+    ]
 
 
 def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: Any, fake: FakeGateway) -> None:
@@ -60,13 +111,6 @@ def test_each_origin_has_a_title_of_its_own_and_arrows_tell_them(page: Any, fake
     spans.first.focus()
     page.keyboard.press("ArrowRight")
     expect(spans.nth(1)).to_be_focused()
-
-
-def ended(**more: Any) -> dict[str, Any]:
-    """The last event, with something about the cloud."""
-    end = finish()
-    end["skydraft"] |= more
-    return end
 
 
 def test_figures_receipts_and_costs_are_those_of_each_answer(page: Any, fake: FakeGateway) -> None:
@@ -126,25 +170,6 @@ def test_two_modes_at_once_and_going_on_with_one(page: Any, fake: FakeGateway) -
     assert fake.bodies[2]["messages"][1] == {"role": "assistant", "content": "Right."}
 
 
-def piece(text: str, origin: str, index: int, arguments: str, name: str = "") -> dict[str, Any]:
-    function = {"arguments": arguments} | ({"name": name} if name else {})
-    call = {"index": index, "function": function} | ({"id": f"call_{index}", "type": "function"} if name else {})
-    chunk = run("", origin, 0)
-    chunk["choices"][0]["delta"] = {"tool_calls": [call]}
-    chunk["skydraft"]["text"] = text
-    return chunk
-
-
-def calling() -> list[Any]:
-    return [
-        run("Looking.", "edge", 0),
-        piece('<tool_call>\n{"name": "get_weather", "arguments": {"ci', "skipped", 0, '{"ci', "get_weather"),
-        piece('ty": "上海"}}', "accepted", 0, 'ty": "上海"}'),
-        piece("\n</tool_call> …", "recovered", 1, "{}", "<b>time</b>"),
-        finish("tool_calls"),
-    ]
-
-
 def test_a_call_is_shown_answered_and_sent_back(page: Any, fake: FakeGateway) -> None:
     fake.replies = [calling(), plain_reply("25 degrees.")]
     answered(page, "Weather?")
@@ -186,3 +211,40 @@ def test_tools_and_a_schema_are_sent_and_what_is_no_json_is_said_and_left_out(pa
     assert first["tools"] == [{"type": "function", "function": tool}]
     assert "response_format" not in first and "tools" not in second
     assert second["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
+def test_no_speech_where_the_models_take_none(open_page: Pages) -> None:
+    page = open_page()
+    expect(page.locator("#mode")).to_have_value("quality")
+    expect(page.locator("#speech")).to_be_hidden()
+    page.evaluate(DROP, ["a.wav", list(silence())])
+    expect(page.locator("#attached")).to_be_hidden()
+
+
+def test_dropped_files_and_a_recording_are_sent(open_page: Pages, fake: FakeGateway) -> None:
+    fake.takes_audio = True
+    page = open_page(permissions=["microphone"])
+    expect(page.locator("#mode")).to_have_value("quality")
+    for number, (name, kind) in enumerate({"a.wav": "wav", "b.MP3": "mp3", "c.flac": "flac", "d.ogg": "ogg"}.items()):
+        page.evaluate(DROP, [name, list(silence())])
+        expect(page.locator("#attached figcaption")).to_have_text(name)
+        answered(page, "Who speaks?", number + 1)
+        text, heard = fake.bodies[number]["messages"][-1]["content"]
+        assert text == {"type": "text", "text": "Who speaks?"}
+        assert heard["type"] == "input_audio" and heard["input_audio"]["format"] == kind
+        assert base64.b64decode(heard["input_audio"]["data"]) == silence()
+        expect(page.locator(".said audio")).to_have_count(number + 1)
+        expect(page.locator("#attached")).to_be_hidden()
+    assert fake.bodies[1]["messages"][0] == fake.bodies[0]["messages"][0]  # what was heard stays in the history
+    page.click("#record")
+    expect(page.locator("#record")).to_have_attribute("title", "Stop recording")
+    page.wait_for_timeout(1500)  # Chromium's false microphone beeps once a second
+    page.click("#record")
+    expect(page.locator("#attached figcaption")).to_have_text("Recording")
+    page.click("#send")
+    wait_for(lambda: len(fake.bodies) == 5)
+    (heard,) = fake.bodies[4]["messages"][-1]["content"]
+    with wave.open(io.BytesIO(base64.b64decode(heard["input_audio"]["data"]))) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()) == (1, 2, 16_000)
+        assert sound.getnframes() > 16_000
+        assert any(abs(sample) > 1000 for sample in array("h", sound.readframes(sound.getnframes())))

@@ -1,14 +1,24 @@
-"""A gateway over servers without skydraft: its keys share their prefix cache, and none learns what another asked; what
-its answers have cost is told with each answer and in the sum of the day, and refused beyond the limit."""
+"""How users reach servers without skydraft: what is an address, and that a connection is as safe as it says; the
+commands of docs/servers.md, with toys and imitations in place of the models and servers that they name.
 
+A gateway over such servers: its keys share their prefix cache, and none learns what another asked; what its answers
+have cost is told with each answer and in the sum of the day, and refused beyond the limit.
+"""
+
+import shlex
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skydraft
+from skydraft.cli.main import run
+from skydraft.edge.stock.connection import StockOptions
 from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
 from skydraft.types import LinkCost
+from tests.docs.blocks import blocks_of, commands_of
 from tests.gateway.interfaces import events_of, plain
 from tests.gateway.running import Running
 from tests.gateway.running import over as gateway_over
@@ -17,6 +27,82 @@ from tests.serving import serving
 from tests.stock.fakes import IDS, fake
 from tests.stock.test_money import DIALECTS, PRICES
 from tests.thinking.scripts import thinking_toy
+
+
+@pytest.mark.parametrize("given", [
+    "http://[::1", "http://h:99999/v1", "http://a:1,http://b:2", "http://a:1,b:2", "http://", "http://u:p@h/v1",
+    "http://h/v1?x=1", "http://h/v1#x", "ftp://h",
+])  # fmt: skip
+def test_what_is_no_address_is_refused_in_one_line(given: str) -> None:
+    with pytest.raises(OptionError, match="not the address of a server") as refused:
+        StockOptions(given)
+    assert "\n" not in refused.value.line
+
+
+@pytest.mark.parametrize(("given", "api", "root", "base"), [
+    ("https://h:1", "auto", "https://h:1", "https://h:1/v1"),
+    ("HTTPS://Host:1/v1/", "vllm", "https://Host:1", "https://Host:1/v1"),
+    ("https://h:1/box", "vllm", "https://h:1/box", "https://h:1/box/v1"),
+    ("https://h:1/box/v1", "auto", "https://h:1/box", "https://h:1/box/v1"),
+    *((f"https://h/api/v3{end}", api, "https://h/api", "https://h/api/v3")
+      for end, api in (("", "chat"), ("/", "auto"))),
+    ("https://h/beta", "chat", "https://h/beta", "https://h/beta"),
+    ("https://h/v1beta/openai/", "auto", "https://h/v1beta", "https://h/v1beta/openai"),
+])  # fmt: skip
+def test_an_address_with_a_path_is_taken_as_it_stands(given: str, api: str, root: str, base: str) -> None:
+    options = StockOptions(given, api=api, key="secret")
+    assert options.uses_tls and options.roots == (root, base)
+
+
+@pytest.mark.parametrize(("given", "key"), [
+    *((given, None) for given in (
+        "http://user:SECRET@host/v1", "http://user:SE/CRET@host:80/v1", "http://SECRET@host", "user:SECRET@host:7373",
+        "SECRET@host:7373", "a:1,user:SECRET@b:2", "user:SECRET@:7373", "https://u:SEC@RET@h/v1?x=1", "h:SECRET@x",
+    )),
+    *(("http://127.0.0.1:9/v1", key) for key in ("SECRET\r\nX: y", "SECRET密钥", "SECRET ", "SEC\0RET", "")),
+])  # fmt: skip
+def test_no_password_and_no_key_that_no_header_can_carry_is_told(given: str, key: str | None) -> None:
+    with pytest.raises(OptionError) as refused:
+        skydraft.connect(given, token=key)
+    assert "SE" not in refused.value.line and "RET" not in refused.value.line
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_texts_and_keys_cross_the_network_only_encrypted_or_if_allowed(key: str | None) -> None:
+    with pytest.raises(OptionError, match="unencrypted"):
+        StockOptions("http://gpu-box:8000", key=key)
+    assert StockOptions("http://gpu-box:8000", key=key, insecure=True).address == "http://gpu-box:8000"
+    assert StockOptions("http://127.0.0.1:8000", key=key).address == "http://127.0.0.1:8000"
+
+
+COMMANDS = [
+    shlex.split(command.replace("\\\n", ""))[1:]
+    for block in blocks_of("docs/servers.md")
+    for command in commands_of(block)
+    if command.startswith("skydraft ")
+]
+KINDS = {"http://gpu-box:8000/v1": "vllm", "http://localhost:8000/v1": "vllm", "http://localhost:8080": "llama-server",
+         "https://api.example/v1": "openai"}  # fmt: skip
+
+
+def test_the_page_has_commands() -> None:
+    assert {command[0] for command in COMMANDS} == {"generate", "doctor", "gateway"}
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each[0] != "gateway"], ids=" ".join)
+def test_a_command_works(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("SKYDRAFT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("key").write_text("secret\n")
+    Path("key").chmod(0o600)
+    address = next(each for each in command if each in KINDS)
+    with fake(KINDS[address]) as server:
+        here = [{address: server.url, "MODEL": "toy"}.get(each, each) for each in command]
+        assert run([*here, "--edge-model", "toy:drift=0.2"]) == 0
+    out, err = capsys.readouterr()
+    assert out and "Traceback" not in err and "secret" not in out + err
+    assert server.model.num_written or command[0] == "doctor"
+
 
 PATHS = ("chat/completions", "completions", "responses", "messages")
 GATE = {"gate": "entropy:0.3", "k": 2, "hand_back": "0"}
