@@ -18,7 +18,7 @@ from skydraft.edge.stock.connection import StockOptions
 from skydraft.engines.toy import open_toy
 from skydraft.errors import OptionError
 from skydraft.types import LinkCost
-from tests.docs.blocks import blocks_of, commands_of
+from tests.docs.pages import blocks_of, commands_of
 from tests.gateway.interfaces import events_of, plain
 from tests.gateway.running import Running
 from tests.gateway.running import over as gateway_over
