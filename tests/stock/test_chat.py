@@ -18,6 +18,7 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.edge.stock.chat import Chat
 from skydraft.edge.stock.ids import LlamaServer, Sglang, Vllm
 from skydraft.edge.stock.refusals import refusal
+from skydraft.engines.toy import open_toy
 from skydraft.errors import BrokenOff, CloudFailure, LimitExceeded, RateLimited, SkydraftError
 from skydraft.lab.learning.collect import lesson_of
 from skydraft.lab.learning.lessons import UNJUDGED
@@ -25,6 +26,7 @@ from tests.gateway.interfaces import QUESTION, WHOLE, body_of
 from tests.gateway.running import over
 from tests.hostile import texts
 from tests.hostile.texts import ALONE, DRAFT, LENGTH, STREAMS, TARGET, TEXT, assert_all_is_accounted_for, committed
+from tests.prompts.test_chat_template import TEMPLATES
 from tests.stock import faults
 from tests.stock.conftest import Spoilt, said
 from tests.stock.fakes import HOSTS, Fake, fake
@@ -82,6 +84,15 @@ def test_a_text_is_the_chats_own(host: str) -> None:
             assert cloud.kind == "chat" and len(server.generating) == number
             assert (done.token_ids, done.finish_reason, set(done.origins)) == (ALONE, "length", {"cloud"})
             assert server.model.asked[-1].body["messages"] == [{"role": "user", "content": TEXT}]
+
+
+def test_a_chat_gets_the_messages_as_the_draft_models_template_reads_them() -> None:
+    """A template without a system role has the system prompt in front of the user's words; so has the chat."""
+    edge = open_toy("toy", 4096, 1)
+    edge.vocab.chat_template = TEMPLATES["gemma"]
+    with chat() as (server, cloud):
+        skydraft.generate("我", system="你", edge=edge, cloud=cloud, params=DecodingParams(max_new_tokens=2)).run()
+        assert server.model.asked[-1].body["messages"] == [{"role": "user", "content": "你\n\n我"}]
 
 
 def test_a_new_model_is_asked_again_without_what_it_does_not_take() -> None:
