@@ -13,9 +13,8 @@ from skydraft.engines.toy import ToyEngine
 from skydraft.errors import EngineError
 from tests.toys import FlakyEngine, law
 
-from .contract import one_by_one
+from .contract import SIZE, one_by_one, toy
 from .test_probe import SomeRowsDiffer
-from .tiny_toy import SIZE, toy
 
 
 def probed(kind: type[ToyEngine], rows: int = 4, **changes: Any) -> Any:

@@ -18,7 +18,7 @@ from ..later import later
 from ..serving import serving
 from .adapters import change
 from .contract import TOLERANCE
-from .tiny_gguf import to_gguf
+from .tiny_checkpoint import to_gguf
 
 IDS = [3 + (7 * number) % 200 for number in range(700)]
 

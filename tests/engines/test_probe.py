@@ -13,7 +13,7 @@ from skydraft.engines.probe import probe, profile_of
 from skydraft.engines.row_costs import RowProfile
 from skydraft.engines.toy import ToyEngine
 
-from .tiny_toy import toy
+from .contract import toy
 
 
 class SomeRowsDiffer(ToyEngine):

@@ -11,8 +11,7 @@ from skydraft.engines.toy import ToyEngine, open_toy
 from skydraft.errors import EngineError, OptionError
 from tests.toys import law
 
-from .contract import largest_difference, one_by_one, some_text
-from .tiny_toy import toy
+from .contract import largest_difference, one_by_one, some_text, toy
 
 
 class DoubleAdvance(ToyEngine):

@@ -17,8 +17,7 @@ from skydraft.errors import BrokenModel, EngineError, MissingDependency, OptionE
 
 from ..later import later
 from .contract import rows_after
-from .tiny_checkpoint import OPTIONS, copy_of, save_model
-from .tiny_omni import make_full, spoken
+from .tiny_checkpoint import OPTIONS, copy_of, make_full, save_model, spoken
 
 torch = later("torch")
 transformers = later("transformers")
