@@ -64,7 +64,7 @@ def begun(
     return skydraft.generate(PROMPT, raw=True, **more)
 
 
-def generated(*given: Any, **more: Any) -> Generation:
+def ended(*given: Any, **more: Any) -> Generation:
     return begun(*given, **more).run()
 
 
@@ -124,12 +124,12 @@ def test_a_caption_without_the_server_is_told(pair: tuple[Any, Any], capsys: Any
 def test_f16_remote_is_local_and_each_side_encodes_once(cloud: Cloud, seed: int, plan: str, params: Any) -> None:
     """And lossless is the target that hears, alone."""
     edge, near, heard = HearingToy(SEED, 0.3), HearingToy(SEED), recording(seed)
-    there = generated(plan, edge, cloud, heard, params)
-    here = generated(plan, edge, near, heard, params)
+    there = ended(plan, edge, cloud, heard, params)
+    here = ended(plan, edge, near, heard, params)
     assert (edge.num_encoded, near.num_encoded) == (2 * PLANS[plan].drafts, int(here.stats.num_escalated > 0))
     assert (there.token_ids, there.origins, there.finish_reason) == (here.token_ids, here.origins, here.finish_reason)
     if plan == "lossless":
-        assert here.token_ids == generated("cloud", edge, near, heard, params).token_ids
+        assert here.token_ids == ended("cloud", edge, near, heard, params).token_ids
     shared = there.stats.shared_bytes
     if plan != "edge" and there.stats.num_escalated:
         assert shared == 2 * 4 * 12 and there.stats.bytes_up > shared
@@ -143,21 +143,18 @@ def test_a_session_that_is_lost_hears_the_recording_again(cloud: Cloud) -> None:
         for number, _ in enumerate(generation.rounds()):
             if number == 2:
                 server.forget_sessions()
-    assert (
-        generation.token_ids
-        == generated("cloud", HearingToy(SEED), HearingToy(SEED), recording(3), PARAMS[0]).token_ids
-    )
+    assert generation.token_ids == ended("cloud", HearingToy(SEED), HearingToy(SEED), recording(3), PARAMS[0]).token_ids
 
 
 def test_who_cannot_hear_says_so() -> None:
     deaf, hearing = toys.toy(SEED), HearingToy(SEED)
     for plan, edge, target in (("edge", deaf, hearing), ("lossless", hearing, deaf)):
         with pytest.raises(PromptError, match=r"takes no audio\. Use a Qwen2\.5-Omni"):
-            generated(plan, edge, target, recording(1), PARAMS[0])
+            ended(plan, edge, target, recording(1), PARAMS[0])
     for plan in sorted(PLANS.keys() - {"edge"}):
         with pytest.raises(OptionError, match="does not hear a recording cannot check"):
-            generated(plan, hearing, hearing, recording(1), PARAMS[0], share_audio="none")
-    assert generated("edge", hearing, deaf, recording(1), PARAMS[0], share_audio="none").token_ids
+            ended(plan, hearing, hearing, recording(1), PARAMS[0], share_audio="none")
+    assert ended("edge", hearing, deaf, recording(1), PARAMS[0], share_audio="none").token_ids
 
 
 def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
@@ -165,5 +162,5 @@ def test_a_long_recording_fits_into_a_message_where_the_target_hears() -> None:
     heard = recording(1, 40_000)  # frames of 4 mels: 320 kB
     edge, target = (HearingToy(SEED, drift, context_len=20_000) for drift in (0.3, 0.0))
     with serving(target, max_prompt=20_000) as server, closing(skydraft.connect(server.address)) as connection:
-        generation = generated("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
+        generation = ended("lossless", edge, connection, heard, decoding_params(max_new_tokens=8))
     assert generation.stats.shared_bytes == 320_000 and generation.stats.bytes_up > 320_000
