@@ -1,7 +1,7 @@
 """Failures seen in practice that only a whole generation shows: F6 and F15. Others are laws, or cases in tables:
-F1, F2, F3 and F8 in tests/engines/test_toy.py; F4 and F5 in tests/choosing/test_constraints.py; F7 in
+F1, F2, F3 and F8 in tests/engines/test_kv_cache.py; F4 and F5 in tests/choosing/test_chooser.py; F7 in
 tests/choosing/test_distribution.py; F9 to F12 in
-tests/choosing/test_chinese_style.py, F11 in tests/gating/test_gates.py too; F13 in tests/choosing/test_stopping.py;
+tests/choosing/test_chooser.py, F11 in tests/gating/test_gates.py too; F13 in tests/choosing/test_stopping.py;
 F14 in test_hand_back.py (whoever wrote a token chose it) and on the real pair;
 F16 in tests/engines/test_omni.py."""
 

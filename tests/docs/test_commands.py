@@ -30,7 +30,7 @@ NOT_RUN = {
     "skydraft doctor\n": "finds that the models are not here: tests/cli/test_doctor.py",
     "skydraft chat --edge-model ollama:": "tests/models/test_found.py",
     "skydraft models fetch ": "downloads 1.6 GB; tests/models",
-    "skydraft models quantize ": "downloads 0.5 GB; tests/engines/test_cheap_rows.py",
+    "skydraft models quantize ": "downloads 0.5 GB; tests/engines/test_llamacpp.py",
     "skydraft generate --edge-model qwen2.5-coder-0.5b-q4_0 ": "the same",
     "skydraft generate --edge-model none ": "tests/engines/test_llamacpp.py",
     "skydraft caption clips/*.wav --edge-model Qwen": "the published weights and CUDA are not here",

@@ -18,10 +18,8 @@ from skydraft.models import KNOWN, cache_dir, default_pair
 from skydraft.models.cache import model_path
 
 from ..later import later
-from .tiny_checkpoint import OPTIONS, save_model
-from .tiny_gguf import to_gguf
-from .tiny_omni import save_omni
-from .tiny_toy import toy
+from .contract import toy
+from .tiny_checkpoint import OPTIONS, save_model, save_omni, to_gguf
 
 
 @pytest.fixture(scope="session")

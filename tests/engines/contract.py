@@ -1,4 +1,5 @@
-"""The law of every KV cache, for engines that keep it and for those that break it."""
+"""The law of every KV cache, for engines that keep it and for those that break it: a toy of a few tokens, whole or
+broken on purpose."""
 
 import math
 from collections.abc import Sequence as Seq
@@ -8,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from skydraft.engines.base import Engine, Sequence
+from skydraft.engines.toy import ToyEngine, character_vocab
 from skydraft.types import Recordings
 
+VOCAB = character_vocab("我你他在说，。ab")
+SIZE = VOCAB.size
 # Largest difference between two ways to compute the same row in float32; logits here reach 20. Measured: 2e-5.
 TOLERANCE = 2e-4
 
@@ -74,3 +78,9 @@ def check_rollback(engine: Engine, prompt: list[int], media: Recordings = ()) ->
                 wandering.truncate(straight.length)
             one, other = (each.extend([token_id]).copy() for each in (straight, wandering))
             assert np.array_equal(one, other)
+
+
+def toy(kind: type[ToyEngine] = ToyEngine, context_len: int = 256, **options: Any) -> Any:
+    rng = np.random.default_rng(4)
+    tables = [rng.normal(0, 2, (rows, SIZE)).astype(np.float32) for rows in (SIZE, SIZE, 7)]
+    return kind(VOCAB, tables[0], by_previous=tables[1], by_position=tables[2], context_len=context_len, **options)

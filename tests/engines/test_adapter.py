@@ -19,8 +19,7 @@ from skydraft.errors import EngineError, OptionError, RecordsError, SkydraftErro
 from ..later import later
 from .adapters import change
 from .contract import one_by_one
-from .tiny_checkpoint import OPTIONS, copy_of
-from .tiny_gguf import to_gguf
+from .tiny_checkpoint import OPTIONS, copy_of, to_gguf
 
 gguf = later("gguf")
 later("peft")

@@ -17,7 +17,7 @@ from skydraft.types import Reuse
 from .conftest import Load
 from .contract import TOLERANCE, check_rollback, largest_difference, one_by_one, rows_after, some_text
 from .test_lock import is_free
-from .tiny_omni import clip, spoken
+from .tiny_checkpoint import clip, spoken
 
 TORCH = ("text", "omni")
 

@@ -1,25 +1,26 @@
-"""One binding over several builds of llama.cpp: which one is taken, and what is said where none fits."""
+"""The library of llama.cpp: which of several builds is taken, and what is said where none fits; and GGUF files that
+would end the process in it are refused by their header."""
 
 import ctypes
 import os
+import random
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from skydraft.engines.llama import library as llama_library
-from skydraft.engines.llama.library import Library, load_library
-from skydraft.errors import MissingDependency
+from skydraft.engines.llama.library import Library, _builds, check_gguf, load_library
+from skydraft.errors import BrokenModel, MissingDependency
+
+from ..mutating import flipped
 
 BUILDS = llama_library._builds()
-
-
-@pytest.mark.parametrize(("path", "name"), BUILDS, ids=[name for _, name in BUILDS])
-def test_each_build_that_is_installed_fits(path: Path, name: str) -> None:
-    library = Library(path, name)
-    assert library.name == name and "CPU" in library.print_system_info().decode()
+EPSILON = "qwen2.attention.layer_norm_rms_epsilon"
 
 
 @pytest.fixture
@@ -27,6 +28,41 @@ def fresh() -> Iterator[None]:
     load_library.cache_clear()
     yield
     load_library.cache_clear()
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+def packed(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + text(value)
+    kind, form = (4, "I") if isinstance(value, int) else (6, "f")
+    return struct.pack(f"<I{form}", kind, value)
+
+
+def gguf(layers: Any = 2, **more: Any) -> bytes:
+    """A header of a model with so many layers."""
+    fields = {"general.architecture": "qwen2", "qwen2.block_count": layers, "qwen2.embedding_length": 8, **more}
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 0, len(fields))
+    return header + b"".join(text(name) + packed(value) for name, value in fields.items())
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Any:
+    def check(data: bytes) -> None:
+        (tmp_path / "m.gguf").write_bytes(data)
+        check_gguf(load_library(), tmp_path / "m.gguf")
+
+    if not _builds():
+        pytest.skip("there is no llama.cpp")
+    return check
+
+
+@pytest.mark.parametrize(("path", "name"), BUILDS, ids=[name for _, name in BUILDS])
+def test_each_build_that_is_installed_fits(path: Path, name: str) -> None:
+    library = Library(path, name)
+    assert library.name == name and "CPU" in library.print_system_info().decode()
 
 
 LIBC = "libc.so.6" if sys.platform == "linux" else "libSystem.dylib"
@@ -84,3 +120,29 @@ def test_threads_that_wait_sleep_sooner_on_a_busy_machine_and_nobody_else_is_tol
         (tmp_path / "stat").write_text(f"cpu 1 2 3\nprocs_running {running}\nprocs_blocked 0\n")
     Library(*BUILDS[0])
     assert found == [told] and os.environ == user
+
+
+BROKEN = {
+    "no layers": gguf(0), "layers": gguf(2**32 - 1), "epsilon": gguf(**{EPSILON: -1.0}),
+    "nan": gguf(**{EPSILON: float("nan")}), "cut": gguf()[:80], "an embedding model": gguf(**{"qwen2.pooling_type": 3}),
+    "magic": b"GGML" + gguf()[4:], "empty": b"", "fields": gguf()[:16] + b"\xff" * 8 + gguf()[24:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
+def test_what_no_model_has_is_refused(data: bytes, check: Any) -> None:
+    with pytest.raises(BrokenModel) as refused:
+        check(data)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_no_header_ends_the_process_or_raises_anything_else(check: Any) -> None:
+    for judged_by_llama_cpp in (gguf(), gguf(**{"qwen2.other": 0}), gguf("24")):
+        check(judged_by_llama_cpp)
+    rng, num_refused, num = random.Random(28), 0, 1000
+    for _ in range(num):
+        try:
+            check(flipped(gguf(), rng))
+        except BrokenModel:
+            num_refused += 1
+    assert 0 < num_refused < num

@@ -14,7 +14,7 @@ from skydraft.engines.model import FairLock
 from skydraft.errors import EngineError
 
 from ..serving import PATIENCE_S, Serving, waiting
-from .tiny_toy import toy
+from .contract import toy
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from skydraft.types import Media, Recordings, Reuse
 
 from ..later import later
 from .contract import TOLERANCE, check_rollback, largest_difference, rows_after
-from .tiny_omni import AUDIO, clip, heard, spoken, spoken_often
+from .tiny_checkpoint import AUDIO, clip, heard, spoken, spoken_often
 
 torch = later("torch")
 transformers = later("transformers")

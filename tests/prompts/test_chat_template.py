@@ -1,4 +1,5 @@
-"""Chat templates: rendered as transformers renders them, and one clear line where they cannot be."""
+"""Chat templates: rendered as transformers renders them, and one clear line where they cannot be; and system messages
+anywhere in a conversation: every template reads them, in their order, or a word says why not."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -7,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jinja2 import TemplateError
 
 from skydraft.engines.toy import open_toy
@@ -18,6 +21,7 @@ from skydraft.prompts.messages import Message, asked, conversation
 from skydraft.prompts.pair import beginning_ids, prompt_ids
 from skydraft.prompts.systems import readable
 from skydraft.prompts.tool_calls import writes_calls
+from tests.toys import law
 
 Reference = Callable[[str, Sequence[Message]], str]
 
@@ -43,8 +47,27 @@ def vocab_with(template: str | None, bos: str = BOS, tools: str | None = None) -
     return Vocab([b"a"], lambda _: [], chat_template=template, tool_template=tools, bos_text=bos, eos_text=EOS)
 
 
+def bytes_vocab(template: str | None) -> Vocab:
+    """One token a byte, but for pairs of line ends, which are one."""
+    pieces = [bytes([byte]) for byte in range(256)] + [b"\n\n"]
+
+    def encode(text: str) -> list[int]:
+        return [256 if part == b"\n\n" else part[0] for part in re.findall(rb"\n\n|.", text.encode(), re.S)]
+
+    return Vocab(pieces, encode, chat_template=template, bos_text="<s>", eos_text="</s>")
+
+
 def rendered(template: str, *messages: Message) -> str:
     return render(vocab_with(template), messages or (QUESTION,))
+
+
+def turns_of(places: list[int]) -> list[Message]:
+    """Turns of a user and an assistant; the last one is the user's."""
+    told = list[Message]()
+    for number, num_systems in enumerate(places[: len(places) - 1 + len(places) % 2] or [0]):
+        told += [Message("system", f"S{number}-{each}") for each in range(num_systems)]
+        told.append(Message("assistant" if number % 2 else "user", f"T{number}"))
+    return told
 
 
 @pytest.fixture(autouse=True)
@@ -210,16 +233,6 @@ def test_no_such_message() -> None:
         Message("bot", "a")  # type: ignore[arg-type]
 
 
-def bytes_vocab(template: str | None) -> Vocab:
-    """One token a byte, but for pairs of line ends, which are one."""
-    pieces = [bytes([byte]) for byte in range(256)] + [b"\n\n"]
-
-    def encode(text: str) -> list[int]:
-        return [256 if part == b"\n\n" else part[0] for part in re.findall(rb"\n\n|.", text.encode(), re.S)]
-
-    return Vocab(pieces, encode, chat_template=template, bos_text="<s>", eos_text="</s>")
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_every_lone_question_begins_alike_on_any_day(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab = bytes_vocab(TEMPLATES[model])
@@ -239,3 +252,49 @@ def test_every_lone_question_begins_alike_on_any_day(model: str, monkeypatch: py
 )
 def test_no_template_or_a_short_beginning_is_none(template: str | None) -> None:
     assert beginning_ids(bytes_vocab(template)) == () == beginning_ids(open_toy("toy").vocab)
+
+
+# As Qwen 3.5: a later system message is refused.
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('not first') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+VOCABS = {name: vocab_with(template) for name, template in {**TEMPLATES, "strict": STRICT}.items()}
+turns = st.lists(st.integers(0, 2), min_size=1, max_size=6)  # how many system messages come before each turn
+
+
+@pytest.mark.parametrize("name", VOCABS)
+@law(30)
+@given(turns)
+def test_every_message_is_read_once_and_in_its_order(name: str, places: list[int]) -> None:
+    messages = turns_of(places)
+    text = render(VOCABS[name], readable(VOCABS[name], messages))
+    at = [text.index(message.content) for message in messages]
+    assert at == sorted(at) and all(text.count(message.content) == 1 for message in messages)
+
+
+@pytest.mark.parametrize("name", VOCABS)
+def test_a_conversation_that_grows_keeps_its_beginning(name: str) -> None:
+    said = [Message("system", "S"), Message("user", "a"), Message("system", "R"), Message("assistant", "b")]
+    more = [*said, Message("user", "c"), Message("system", "Q"), Message("assistant", "d"), Message("user", "e")]
+    before, after = (readable(VOCABS[name], messages) for messages in (said, more))
+    assert after[: len(before)] == before and readable(VOCABS[name], more[1:2]) == more[1:2]
+
+
+def test_what_a_template_reads_stays_as_it_is() -> None:
+    messages = turns_of([2, 0, 1])
+    assert readable(VOCABS["qwen2.5"], messages) == messages
+    assert [each.role for each in readable(VOCABS["strict"], messages)].count("system") == 1
+    assert readable(vocab_with(None), messages) == messages
+
+
+def test_no_system_message_is_put_into_the_mouth_of_an_assistant() -> None:
+    said = {role: Message(role, text) for role, text in (("assistant", "A"), ("system", "S"), ("user", "U"))}
+    begins, ends = [said["assistant"], said["system"]], [said["system"], Message("assistant", "B", is_open=True)]
+    assert readable(VOCABS["gemma"], begins) == [said["assistant"], Message("user", "S")]
+    assert readable(VOCABS["strict"], [*begins, said["user"]]) == [said["assistant"], Message("user", "S\n\nU")]
+    for name in ("strict", "gemma"):
+        for before in ([], [said["user"], said["assistant"]]):
+            told = readable(VOCABS[name], [*before, *ends])
+            assert told[-1] == ends[-1] and render(VOCABS[name], told).endswith("B")
+            assert [each.content for each in told] == [each.content for each in [*before, *ends]]

@@ -1,7 +1,11 @@
-"""Laws of the codec: what was encoded comes back, the digest tells texts apart, and no message grows unnoticed."""
+"""Laws of the codec, on whatever crosses the wire: what was encoded comes back, the digest tells texts apart, no
+message grows unnoticed, and any bytes are a value that keeps every invariant, or a ProtocolError that says why not."""
 
 import dataclasses
+import random
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,14 +14,146 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skydraft.config import DecodingParams
-from skydraft.errors import ProtocolError
+from skydraft.errors import LimitExceeded, ProtocolError, UsageError
 from skydraft.protocol import codec
 from skydraft.protocol import verifier_pb2 as pb
 from skydraft.protocol.codec import decode_info, encode_info
-from skydraft.protocol.values import OpenCall, Opening, ServerInfo, Stopped, TargetId, VerifyCall
-from skydraft.types import Cost, Prompt, Verdict
-from tests.protocol.any_message import MAX_ID, Call, as_sent, calls, encoded, infos, sessions, targets, verdicts
+from skydraft.protocol.values import CloseCall, OpenCall, Opened, Opening, ServerInfo, Stopped, TargetId, VerifyCall
+from skydraft.types import Cost, Draft, Media, Prompt, Verdict
+from tests.grammars import GRAMMARS
+from tests.mutating import flipped
 from tests.toys import law
+
+Call = OpenCall | VerifyCall | CloseCall
+UINT32 = 2**32 - 1
+MAX_ID = 2**31 - 1
+numbers = st.integers(0, UINT32)
+sessions = st.integers(1, UINT32)
+few_ids = st.lists(st.integers(0, 200_000) | st.just(MAX_ID), max_size=12).map(tuple)
+texts = st.text(max_size=12)
+finishes = st.sampled_from([None, "eos", "stop_string", "sentences", "length"])
+fingerprints = st.binary(max_size=8).map(bytes.hex)
+
+
+def between(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False)
+
+
+def _any_of(option: dataclasses.Field[Any]) -> st.SearchStrategy[Any]:
+    """Any number within the bounds that the option states."""
+    low, high = option.metadata["option"].low, option.metadata["option"].high
+    if isinstance(option.default, bool):
+        return st.booleans()
+    return st.integers(low, high) if isinstance(option.default, int) else between(low, high)
+
+
+_options = dataclasses.fields(DecodingParams)
+_numbers = {each.name: _any_of(each) for each in _options if isinstance(each.default, int | float)}
+_numbers["temperature"] = st.just(0.0) | between(1e-6, 100)
+_biases = st.dictionaries(st.integers(0, MAX_ID), between(-100, 100), max_size=3)
+_without_grammar = st.builds(
+    DecodingParams, logit_bias=_biases.map(lambda biases: tuple(sorted(biases.items()))),
+    stop=st.lists(st.text(min_size=1, max_size=8), max_size=3).map(tuple), think_end=st.text(min_size=1, max_size=8),
+    think_start=st.text(max_size=8), stop_token_ids=st.sets(st.integers(0, MAX_ID), max_size=3).map(sorted).map(tuple),
+    **_numbers,
+)  # fmt: skip
+_grammars = st.sampled_from([*GRAMMARS, "json_object:", 'json_schema:{"const":"我们"}'])
+any_params = _without_grammar | st.builds(
+    lambda params, grammar: dataclasses.replace(params, sentences=0, grammar=grammar), _without_grammar, _grammars
+)
+# Features as they cross the wire: in half precision already.
+media = st.builds(
+    lambda shape, value: Media(np.full(shape, value, np.float16).astype(np.float32)),
+    st.tuples(st.integers(1, 5), st.integers(3, 9)), st.floats(-60_000, 60_000, width=16),
+)  # fmt: skip
+targets = st.builds(TargetId, st.binary(min_size=4, max_size=4).map(bytes.hex), numbers)
+openings = st.builds(
+    Opening, fingerprint=fingerprints, prompt=st.builds(Prompt, few_ids, st.lists(media, max_size=3).map(tuple)),
+    committed_ids=few_ids, params=st.just(DecodingParams()) | any_params, cache_scope=texts, target=st.none() | targets,
+)  # fmt: skip
+times = {name: between(0, 4e7) for name in ("forward_ms", "prefill_ms", "encode_ms", "queue_ms")}
+sizes = numbers.filter(bool)
+costs = (  # of a prompt, or of nothing: no rows
+    st.builds(Cost, num_passes=st.just(0) | numbers, num_cached=st.just(0) | numbers, **times)
+    | st.builds(Cost, num_passes=st.integers(1, 2**32), num_rows=sizes, **times)
+)
+infos = st.builds(
+    ServerInfo, fingerprint=fingerprints, execution=st.sampled_from(["exact", "throughput"]),
+    **dict.fromkeys(("version", "model", "weights"), texts),
+    **dict.fromkeys(("vocab_size", "context_len", "max_sessions"), sizes), num_sessions=numbers,
+)  # fmt: skip
+
+
+@st.composite
+def verify_calls(draw: st.DrawFn) -> VerifyCall:
+    catch_up, opening = draw(few_ids), draw(st.none() | openings)
+    before = len(opening.committed_ids) if opening else draw(st.integers(0, 3) | st.integers(0, UINT32 - len(catch_up)))
+    session, epoch, digest, write = draw(sessions), draw(numbers), draw(numbers), draw(numbers)
+    return VerifyCall(session, epoch, before + len(catch_up), catch_up, draw(few_ids), digest, opening, write)
+
+
+calls: st.SearchStrategy[Call] = st.one_of(
+    st.builds(OpenCall, session=sessions, epoch=numbers, opening=openings),
+    verify_calls(),
+    st.builds(CloseCall, sessions),
+)
+
+
+def encoded(call: Call) -> bytes:
+    if isinstance(call, CloseCall):
+        return codec.encode_close(call.session)
+    return codec.encode_open(call) if isinstance(call, OpenCall) else codec.encode_verify(call)
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    num_accepted, finish = draw(st.integers(0, 40) | numbers), draw(finishes)
+    ids = st.integers(0, MAX_ID)
+    token_id = draw(ids | st.none() if finish and num_accepted else ids)
+    audit = draw(st.lists(st.booleans(), max_size=40).map(tuple))
+    return Verdict(draw(numbers), num_accepted, token_id, finish, audit, draw(costs))
+
+
+def as_sent(cost: Cost) -> Cost:
+    """Times as they cross the wire: in units of 10 microseconds."""
+    return dataclasses.replace(cost, **{name: round(getattr(cost, name) * 100) / 100 for name in times})
+
+
+# How each message is read, and written again.
+Reader = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
+
+
+def verdict_on(num_audited: int) -> Reader:
+    decode = partial(codec.decode_verdict, num_audited=num_audited)
+    stopped = codec.encode_stopped(Stopped(0))
+    return decode, lambda read: codec.encode_verdict(read[0], read[2], is_last=read[1]) if read[0] else stopped
+
+
+READERS: list[Reader] = [
+    (partial(codec.decode_call, session=0), encoded),
+    (partial(codec.decode_call, session=2_000_000), encoded),
+    verdict_on(0),
+    verdict_on(11),
+    (decode_info, encode_info),
+    (codec.decode_opened, lambda read: codec.encode_opened(*read)),
+]
+
+
+def read_all(data: bytes) -> None:
+    """Let every decoder read `data`. Fails on any other error than a refusal."""
+    codec.decode_aside(data)
+    for decode, encode in READERS:
+        try:
+            value = decode(data)
+        except UsageError:
+            continue
+        assert decode(encode(value)) == value
+
+
+any_message = st.one_of(
+    calls.map(encoded), verdicts().map(codec.encode_verdict), infos.map(encode_info), st.just(b""),
+    st.builds(Opened, st.integers(0, 9), costs).map(codec.encode_opened), st.integers(0, 9).map(codec.encode_stop),
+)  # fmt: skip
 
 
 @law(200)
@@ -94,3 +230,92 @@ def test_the_protocol_has_every_decoding_option_and_refuses_others() -> None:
     message.opening.params.MergeFromString(b"\xa0\x06\x01")  # field 100
     with pytest.raises(ProtocolError, match="older version does not know"):
         codec.decode_call(message.SerializeToString(), 0)
+
+
+@law(60)
+@given(any_message, st.randoms(use_true_random=False))
+def test_decoding_is_total_over_truncated_and_damaged_messages(message: bytes, rng: random.Random) -> None:
+    read_all(message)
+    for _ in range(20):
+        cut = rng.randrange(len(message) + 1)
+        for damaged in (message[:cut], message[cut:], flipped(message, rng)):
+            read_all(damaged)
+
+
+def opening_with(session: int = 1, **fields: Any) -> bytes:
+    opening = pb.Opening(**{"prompt_ids": [1, 2], **fields})
+    return pb.SessionRequest(session=session, epoch=1, opening=opening, action=pb.ACTION_OPEN).SerializeToString()
+
+
+HEARD = {"num_mels": 4, "features": b"\x00" * 24}
+
+
+def heard(**fields: Any) -> bytes:
+    """An opening with three frames of four mels."""
+    return opening_with(media=[{**HEARD, **fields}])
+
+
+def call_with(**fields: Any) -> bytes:
+    given = {"session": 1, "epoch": 1, "base": 9, "digest": 5, "action": pb.ACTION_VERIFY, **fields}
+    return pb.SessionRequest(**given).SerializeToString()
+
+
+def reply_with(**fields: Any) -> bytes:
+    return pb.SessionReply(**{"base": 9, "token_id": 5, "first": True, **fields}).SerializeToString()
+
+
+verdict_on_9 = partial(codec.decode_verdict, num_audited=9)
+read_call = partial(codec.decode_call, session=0)
+REFUSED: list[tuple[str, Callable[[bytes], Any], bytes]] = [
+    ("an id beyond 31 bits in a prompt", read_call, opening_with(prompt_ids=[2**31])),
+    ("no tokens to write", read_call, opening_with(params={"max_new_tokens": 0})),
+    ("an n-gram of 2^32 - 1", read_call, opening_with(params={"no_repeat_ngram_size": UINT32})),
+    ("features of no mels", read_call, opening_with(media=[{"features": b"\x00" * 24}])),
+    ("features that fill no frame", read_call, heard(num_mels=5)),
+    ("too many recordings", read_call, opening_with(media=[HEARD] * 257)),
+    ("half a feature", read_call, heard(features=b"\x00" * 23)),
+    ("an id beyond 31 bits in a draft", read_call, call_with(draft_ids=[1, 2**31])),
+    ("an id beyond 31 bits to catch up", read_call, call_with(catch_up_ids=[2**31])),
+    ("an opening of another length", read_call, call_with(opening={"committed_ids": [1] * 8})),
+    ("an opening that counts its prompt", read_call, call_with(opening={"prompt_ids": [1] * 9})),
+    ("an opening without the catch-up", read_call,
+     call_with(opening={"committed_ids": [1] * 9}, catch_up_ids=[1])),
+    ("more audit than asked for", partial(codec.decode_verdict, num_audited=0), reply_with(audit=b"\x00")),
+    ("a bit of audit too many", verdict_on_9, reply_with(audit=b"\xff\xc0")),
+    ("an unknown finish", verdict_on_9, reply_with(audit=b"\xff\x80", finish=5)),
+    ("a token beyond 31 bits", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=2**31)),
+    ("neither token nor finish", verdict_on_9, reply_with(audit=b"\xff\x80", token_id=None)),
+    *((f"a draft judged, {says}", partial(codec.decode_verdict, drafts={1: Draft(1, 3, (5, 6))}),
+       pb.SessionReply(base=3, num_fed=2, first=True, **fields).SerializeToString()) for says, fields in [
+        ("and no token", {"branch": 1, "num_accepted": 2}), ("twice", {"branch": 1, "num_accepted": 3, "token_id": 1}),
+        ("of no branch", {"branch": 2, "token_id": 1}),
+    ]),
+    ("a cost of nine parts", codec.decode_opened, pb.SessionReply(cost=[1] * 9).SerializeToString()),
+    ("an unknown execution", decode_info, pb.GetInfoReply(execution=3).SerializeToString()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("decode", "data"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_what_breaks_an_invariant_is_refused(decode: Callable[[bytes], Any], data: bytes) -> None:
+    with pytest.raises(UsageError) as raised:
+        decode(data)
+    assert "\n" not in str(raised.value)
+
+
+def test_lists_that_are_longer_than_the_context_are_no_defect_of_the_message() -> None:
+    opened = [opening_with(prompt_ids=[1] * 21), opening_with(committed_ids=[1] * 21)]
+    for data in (*opened, call_with(catch_up_ids=[1] * 21, base=21), call_with(draft_ids=[1] * 21)):
+        assert codec.decode_call(data, 0, 21)
+        with pytest.raises(LimitExceeded):
+            codec.decode_call(data, 0, 20)
+
+
+def test_parameters_that_were_left_out_have_the_values_that_the_proto_names_for_ever() -> None:
+    encoded = codec.encode_open(OpenCall(1, 1, Opening("", Prompt((1, 2)))))
+    assert encoded == opening_with() and not pb.SessionRequest.FromString(encoded).opening.HasField("params")
+    call = read_call(opening_with())
+    assert call.opening.params == DecodingParams(
+        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, repetition_penalty=1.0, no_repeat_ngram_size=0,
+        content_penalty=1.0, content_ngram_size=0, no_adjacent_repeat=False, comma_gap=0, full_stop_gap=0,
+        full_stop_shift=-8.0, sentences=0, min_new_tokens=0, stop=(), max_new_tokens=128,
+    )  # fmt: skip

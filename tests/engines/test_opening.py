@@ -1,14 +1,58 @@
-"""The context that a gateway chooses by itself."""
+"""What is known of a model's files as they are opened: which engine it is, the fingerprint of its weights, the context
+that a gateway chooses by itself, and what is closed again."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import skydraft
 from skydraft.cli.options.pair import ModelChoice
 from skydraft.engines import fitting
+from skydraft.engines.checkpoints.engine import is_omni, weights_fingerprint
+from skydraft.engines.toy import open_toy
+from skydraft.errors import OptionError
 
+THINKER = '"audio_config": {}, "text_config": {}, "vision_config": {}}'
 GB = 10**9
+
+
+def fingerprint_of(folder: Path, *contents: bytes) -> str:
+    folder.mkdir(parents=True)
+    files = [folder / str(number) for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    assert weights_fingerprint(files) == weights_fingerprint(files[::-1])
+    return weights_fingerprint(files)
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    ('{"model_type": "qwen2_5_omni", "thinker_config": {' + THINKER + "}", True),
+    ('{"model_type": "qwen2_5_omni_thinker", ' + THINKER, True),
+    ('{"model_type": "qwen2_5_omni_thinker", "audio_config": {}}', False),  # transformers would make up the rest
+    *((text, False) for text in ('{"model_type": "qwen2_5_omni", "thinker_config": null}', '{"model_type": []}', "[]")),
+    ("", False), ("\udcff", False),
+])  # fmt: skip
+def test_a_thinker_is_known_by_its_config(config: str, expected: bool, tmp_path: Path) -> None:
+    assert not is_omni(tmp_path)
+    (tmp_path / "config.json").write_bytes(config.encode(errors="surrogateescape"))
+    assert is_omni(tmp_path) == expected
+
+
+def test_a_model_is_closed_again_where_the_adapter_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = open_toy("toy")
+    monkeypatch.setattr("skydraft.api.open_engine", lambda *_: toy)
+    with pytest.raises(OptionError, match="has no adapter 'nobody'"):
+        skydraft.load("toy", adapter="nobody")
+    assert toy.lock.is_closed
+
+
+def test_only_the_bytes_of_all_files_count(tmp_path: Path) -> None:
+    found = fingerprint_of(tmp_path / "a", b"1", b"2")
+    assert found == fingerprint_of(tmp_path / "b" / "c", b"1", b"2") and len(found) == 32 and int(found, 16) >= 0
+    others = [b"1", b"2", *(bytes(size) for size in (0, 1, 65_536, 65_537, 10**6))]
+    others += [b"1" + bytes(10**6 - 1), bytes(10**6 - 1) + b"1"]  # the first byte and the last one count
+    assert len({found, *(fingerprint_of(tmp_path / str(at), content) for at, content in enumerate(others))}) == 10
 
 
 @pytest.mark.parametrize(("trained", "token_bytes", "free_gb", "told"), [
