@@ -17,8 +17,8 @@ from skydraft.engines.toy import ToyEngine, character_vocab, open_toy, random_to
 from skydraft.errors import EngineBusy, EngineError, OptionError, PromptError
 from skydraft.prompts.messages import conversation
 
-from ..partial import Partial
 from ..serving import Serving, serving
+from ..toys import Partial
 
 PATIENT_S = 60.0
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from skydraft.errors import EngineError
 from skydraft.types import Reuse
 from tests import toys
-from tests.partial import Partial
-from tests.toys import law
+from tests.toys import Partial, law
 
 from .contract import rows_after
 
