@@ -19,6 +19,7 @@ from ..serving import PATIENCE_S, Relay, Serving, serving
 TEXT = "语速"
 PARAMS = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=5)
 LOSSLESS, ALONE, GATED = make_plan("lossless", k=4), make_plan("cloud"), make_plan(gate="entropy:0.3", k=4)
+RACE = make_plan("lossless")
 PLANS = {"lossless": LOSSLESS, "cloud": ALONE, "gated": GATED}
 by_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 Start = Callable[..., Serving]

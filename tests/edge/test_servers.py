@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
-from skydraft import DecodingParams, make_plan
+from skydraft import DecodingParams
 from skydraft.decoding.plan import Plan
 from skydraft.edge.channel import shared_loop
 from skydraft.edge.server import Server
@@ -46,7 +46,7 @@ from ..hostile.own import refuses
 from ..hostile.texts import committed
 from ..serving import PATIENCE_S, Relay, free_port, waiting
 from ..toys import law
-from .conftest import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
+from .conftest import ALONE, GATED, LOSSLESS, PARAMS, RACE, Start, begin, by_plan, connected, home, undisturbed
 
 LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is streamed is read ahead
 LISTS = {
@@ -54,8 +54,6 @@ LISTS = {
     "a,b,a:7373": ["a:7373", "b:7373"], "Cloud.example,cloud.EXAMPLE": ["cloud.example:7373"],
     "[::1],[::1]:7373": ["[::1]:7373"],
 }  # fmt: skip
-
-RACE = make_plan("lossless")
 
 
 def num_asked(relay: Relay, name: str) -> int:
