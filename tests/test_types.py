@@ -1,19 +1,29 @@
-"""Values that are valid by construction."""
+"""Values that are valid by construction; and one vocabulary and one colour code for origins: JSON, terminal, report and
+chat page say and show the same.
+"""
 
+import json
+import re
 from dataclasses import fields
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skydraft.types import Cost, DraftBlock, LinkCost, Media, Signals, StepRecord, Verdict
+from skydraft.origins import LOOKS
+from skydraft.types import Cost, DraftBlock, LinkCost, Media, Origin, Signals, StepRecord, Verdict
 
 from .toys import law
 
 
 def features(num_frames: int, fill: float = 0.5) -> np.ndarray:
     return np.full((128, num_frames), fill, np.float32)
+
+
+PAGE = Path(__file__).parent.parent / "skydraft" / "gateway" / "page"
 
 
 def test_media_is_its_content_and_cannot_be_changed_from_outside() -> None:
@@ -63,3 +73,23 @@ def test_verdicts_and_blocks_are_valid_or_not_there() -> None:
     for base, signals in ((-1, ()), (0, (Signals(0.0, 1.0, 1.0),))):
         with pytest.raises(ValueError):
             DraftBlock(base, (1, 2), signals)
+
+
+def test_every_origin_of_json_has_a_look_and_words_in_the_documentation() -> None:
+    assert list(LOOKS) == list(get_args(Origin))
+    told = (PAGE.parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    assert [f"| `{origin}` | {look.meaning} |" in told for origin, look in LOOKS.items()] == [True] * len(LOOKS)
+
+
+def test_the_page_has_the_colours_lines_and_words_of_the_table() -> None:
+    style = (PAGE / "theme.css").read_text(encoding="utf-8")
+    english = json.loads((PAGE / "words/en.json").read_text(encoding="utf-8"))
+    for origin, look in LOOKS.items():
+        assert f"--{origin}: light-dark({look.light}, {look.dark});" in style
+        (rule,) = re.findall(rf"\.coloured \.{origin}, \.key \.{origin} {{([^}}]*)}}", style)
+        line = [f"text-decoration-{part}" for part in ("line", "style", "thickness")]
+        given = dict(re.findall(r"([\w-]+): ([^;]+);", rule))
+        parts = [given.get(name, plain) for name, plain in zip(line, ("underline", "", "1.5px"), strict=True)]
+        assert given["color"] == f"var(--{origin})"
+        assert (" ".join(parts) if parts[0] != "none" else "none") == look.line
+        assert (english[f"origin.{origin}"], english[f"meaning.{origin}"]) == (origin, look.meaning)

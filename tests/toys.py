@@ -1,4 +1,6 @@
-"""Toy models with all that a real vocabulary does to a decoder: merged tokens, byte fragments, special tokens."""
+"""Toy models with all that a real vocabulary does to a decoder: merged tokens, byte fragments, special tokens; and one
+whose KV depends on how it was fed.
+"""
 
 import os
 from collections.abc import Iterable
@@ -14,10 +16,11 @@ from skydraft.config import DecodingParams, decoding_params
 from skydraft.decoding.target import LocalVerifier
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import ToyEngine
-from skydraft.engines.vocab import Vocab
+from skydraft.engines.vocab import Rows, Vocab
 from skydraft.errors import EngineError
 from skydraft.types import Prompt
-from tests.grammars import GRAMMARS, HAS_LIBRARY
+
+from .grammars import GRAMMARS, HAS_LIBRARY
 
 _CJK = "我你他员在说高兴人大的一"
 _TEXTS = [*_CJK, "我们", "，我", "，", "、", "。", "！", "？", "。\n", "？”", "”", " 在"]
@@ -143,3 +146,31 @@ def params(draw: st.DrawFn, max_new_tokens: int = 24) -> DecodingParams:
 
 def verifier_of(target: Engine, chosen: DecodingParams, *, max_rows: int = 64, prompt: Prompt = ASKED) -> LocalVerifier:
     return LocalVerifier(target, prompt, chosen, max_rows=max_rows)
+
+
+PART = 4
+
+
+class Partial(ToyEngine):
+    """Its KV depends on whether a token came in a part of a prompt, and where in it, as that of a real model does.
+
+    An entry of its cache is (token, position + 1000 for each row before it in its forward).
+    """
+
+    max_batch_rows = PART
+    max_sequences = 3
+    num_rows = 0
+
+    def forward(self, feeds: Any, *, want_logits: bool) -> list[Rows]:
+        rows = super().forward(feeds, want_logits=want_logits)
+        for sequence, token_ids in feeds:
+            self.num_rows += len(token_ids)
+            start = len(sequence.slot) - len(token_ids)
+            for index in range(len(token_ids)):
+                token_id, position = sequence.slot[start + index]
+                sequence.slot[start + index] = token_id, position + 7000 * index + (0 if want_logits else 7)
+        return rows
+
+    def _row(self, cache: Seq[tuple[int, int]]) -> Any:
+        mixed = sum(position * (index + 3) for index, (_, position) in enumerate(cache)) % 1009
+        return super()._row(cache) + np.sin(np.arange(self.vocab.size) * mixed).astype(np.float32)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from skydraft.models import KNOWN, cache_dir
 from skydraft.models.adapters import keep
 from skydraft.models.cache import model_path, named_path
 
-from ..cloud.test_starting import signals_as_before
+from ..cloud.test_operating import signals_as_before
 from ..models.test_found import Home
 from ..starting import ROOT
 from .conftest import SMALL, Invoke

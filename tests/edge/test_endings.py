@@ -1,8 +1,12 @@
-"""How generations end that are cancelled, left or forgotten, and what many of them take at once."""
+"""How generations end that are cancelled, left or forgotten, what many of them take at once, and what a process is told
+that was forked after a cloud was used.
+"""
 
 import gc
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +22,8 @@ from skydraft import DecodingParams, Generation, make_plan
 from skydraft.engines.toy import open_toy
 
 from ..serving import PATIENCE_S, Process, Relay, Serving, ran_s, serving, waiting
-from .texts import LOSSLESS, PLANS, begin, by_plan, script, undisturbed
+from ..stock.fakes import fake
+from .conftest import LOSSLESS, PLANS, begin, by_plan, script, undisturbed
 
 LONG = DecodingParams(max_new_tokens=3000, min_new_tokens=3000)
 
@@ -30,7 +35,34 @@ def server() -> Iterator[Serving]:
         yield running
 
 
-# --- Cancelling
+# Uses a cloud, forks, and tells what becomes of it in the child: texts of the same cloud, of a new one, and one that
+# the parent began.
+PROGRAM = """
+import os, sys
+import skydraft
+from skydraft import DecodingParams, make_plan
+from skydraft.engines.toy import open_toy
+from skydraft.errors import SkydraftError
+
+def write(cloud, mode="cloud"):
+    params = DecodingParams(max_new_tokens=8)
+    return skydraft.generate("语速", edge=open_toy("toy"), cloud=cloud, plan=make_plan(mode), params=params, raw=True)
+
+cloud = skydraft.connect(sys.argv[1], timeout_s=5)
+write(cloud).run()
+begun = iter(write(cloud))
+next(begun)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+new = lambda: skydraft.connect(sys.argv[1], timeout_s=5)
+for text in (lambda: begun, lambda: write(cloud), lambda: write(cloud, "lossless"), lambda: write(new())):
+    try:
+        print(list(text()), flush=True)
+    except SkydraftError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+cloud.close()
+os._exit(0)  # as processes of multiprocessing end
+"""
 
 
 @pytest.mark.parametrize("num_rounds", [0, 4])
@@ -53,9 +85,6 @@ def test_a_generation_that_waits_in_vain_ends_when_it_is_cancelled(server: Servi
         generation.close()
         relay.let_go()
         server.wait_until(lambda: server.num_sessions == 0)
-
-
-# --- Leaving
 
 
 ENDS = {
@@ -91,9 +120,6 @@ def test_a_script_that_leaves_a_text_in_the_middle_ends_soon_and_without_a_word(
 def test_streams_that_a_server_ends_while_they_are_idle_end_without_a_word() -> None:
     with serving(open_toy("toy"), session_ttl_s=0.5) as idle:
         ending_s(script(idle.address, "gate='entropy:0.3', k=4", "time.sleep(2)"))
-
-
-# --- Many at once
 
 
 def taken() -> tuple[int, int]:
@@ -155,3 +181,20 @@ def test_generations_whose_connection_breaks_share_the_next_one(server: Serving)
             assert set(pool.map(run, generations)) == {undisturbed(LOSSLESS, short)}
         # A third one where a busy machine let the second look silent; one each would be nine.
         assert link.num_connections in (2, 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("kind", ["ours", "stock"])
+def test_a_forked_process_is_told_so(kind: str) -> None:
+    """gRPC hung or raised an error of asyncio."""
+    with fake("vllm") as stock, serving(open_toy("toy")) as own:
+        program = [sys.executable, "-c", PROGRAM, stock.url if kind == "stock" else own.address]
+        for _ in range(20):  # a fork while threads are within gRPC may end the child before its first line
+            done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S)
+            if done.returncode != 256 - signal.SIGSEGV:
+                break
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        assert line.startswith("OptionError: This process was forked after a cloud was used"), lines

@@ -39,7 +39,7 @@ from ..decoding.test_hand_back import turns_of
 from ..hostile.texts import committed
 from ..serving import Leash, RawSession, Relay, Serving, asked, serving
 from ..toys import PROMPT, PROMPT_IDS, VOCAB, law
-from .test_remote import RACE
+from .conftest import RACE
 
 LENGTH = 40
 PARAMS = DecodingParams(max_new_tokens=LENGTH, min_new_tokens=LENGTH, temperature=0.8, seed=5)

@@ -26,7 +26,7 @@ from skydraft.types import DraftBlock, LinkCost
 from ..serving import PATIENCE_S, Relay, asked, free_port, serving
 from ..speech.hearing import NUM_MELS, HearingToy, samples
 from ..toys import ASKED, PROMPT, VOCAB
-from .texts import begin
+from .conftest import begin
 
 PARAMS = DecodingParams(max_new_tokens=48, min_new_tokens=48, temperature=0.8, seed=3)
 PLANS = {

@@ -22,10 +22,9 @@ from ..decoding.test_laws import assert_consistent, assert_whose, decode
 from ..decoding.test_laws import gates as some_gates
 from ..serving import Serving, serving, waiting
 from ..toys import PROMPT, PROMPT_IDS, law
-from .conftest import SEEDS
+from .conftest import RACE, SEEDS
 
 gates = st.just("always") | some_gates
-RACE = make_plan("lossless")
 
 
 def assert_same(remote: Generation, local: Generation) -> None:

@@ -1,10 +1,17 @@
-"""A list of servers: who goes where, who is left out, and that no text tells the difference."""
+"""A list of servers: who goes where, who is left out, that no text tells the difference; and each is asked and fed
+once, not for each text, and not without a pause.
+"""
 
+import asyncio
+import dataclasses
+import random
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,31 +21,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skydraft
+from skydraft import DecodingParams
 from skydraft.decoding.plan import Plan
+from skydraft.edge.channel import shared_loop
 from skydraft.edge.server import Server
 from skydraft.edge.servers import Servers
 from skydraft.edge.session import OwnServer
 from skydraft.edge.tls import ServerOptions
 from skydraft.engines.base import Engine
 from skydraft.engines.toy import open_toy
-from skydraft.errors import CloudTimeout, NotAuthorized, OptionError, TargetChanged
+from skydraft.errors import (
+    CloudError,
+    CloudFailure,
+    CloudTimeout,
+    NotAuthorized,
+    OptionError,
+    SessionNotFound,
+    TargetChanged,
+)
 from skydraft.protocol.address import parse_addresses
+from skydraft.protocol.codec import decode_info, encode_info
 
+from ..hostile.storms import refuses
 from ..hostile.texts import committed
-from ..serving import PATIENCE_S, free_port, waiting
+from ..serving import PATIENCE_S, Relay, free_port, waiting
 from ..toys import law
-from .texts import ALONE, GATED, LOSSLESS, PARAMS, Start, begin, by_plan, connected, home, undisturbed
+from .conftest import ALONE, GATED, LOSSLESS, PARAMS, RACE, Start, begin, by_plan, connected, home, undisturbed
 
 LONG = replace(PARAMS, max_new_tokens=1500, min_new_tokens=1500)  # what is streamed is read ahead
-
-# --- Lists
-
-
 LISTS = {
     "a": ["a:7373"], "a:1,b:2 , c": ["a:1", "b:2", "c:7373"], "[::1]:1,[::2]": ["[::1]:1", "[::2]:7373"],
     "a,b,a:7373": ["a:7373", "b:7373"], "Cloud.example,cloud.EXAMPLE": ["cloud.example:7373"],
     "[::1],[::1]:7373": ["[::1]:7373"],
 }  # fmt: skip
+
+
+def num_asked(relay: Relay, name: str) -> int:
+    return sum(each == name for each, _ in relay.requests)
 
 
 @pytest.mark.parametrize("text", LISTS)
@@ -52,9 +71,6 @@ def test_a_list_of_servers_has_commas_between(text: str) -> None:
 def test_a_list_that_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="not "):
         skydraft.connect(text)
-
-
-# --- Where a session goes
 
 
 def servers_of(names: list[str]) -> Servers:
@@ -91,9 +107,6 @@ def test_numbers_spread_evenly_over_servers_but_those_that_were_lost_lately(monk
             monkeypatch.setattr("skydraft.edge.servers.time", SimpleNamespace(monotonic=lambda: now + 10))
         else:
             servers.lost(named(servers, "c:7373"))
-
-
-# --- When a server goes, or changes
 
 
 @pytest.mark.parametrize("how", ["dies", "drains", "another model"])
@@ -169,9 +182,6 @@ def test_without_any_server_what_must_be_verified_fails_with_one_line_that_names
     assert "\n" not in str(caught.value)
 
 
-# --- Getting in
-
-
 @by_plan
 @pytest.mark.parametrize("is_first", [True, False])
 def test_of_a_wrong_token_and_a_dead_server_the_token_is_told(
@@ -185,3 +195,84 @@ def test_of_a_wrong_token_and_a_dead_server_the_token_is_told(
     cloud = skydraft.connect(addresses, token="a-token-of-24-characters", timeout_s=PATIENCE_S)
     with closing(cloud), pytest.raises(NotAuthorized):
         begin(cloud, plan).run()
+
+
+def test_a_server_that_forgets_every_session_is_not_asked_without_a_pause(relay: Relay) -> None:
+    """Each opening feeds the whole prompt again."""
+    with closing(skydraft.connect(relay.address, timeout_s=1.5, require=True)) as cloud:
+        relay.faults = repeat(refuses(SessionNotFound))
+        with pytest.raises(CloudError):
+            begin(cloud).run()
+    assert 3 <= num_asked(relay, "verify") <= 12
+
+
+def test_nonsense_that_a_server_says_of_itself_is_its_failure(relay: Relay) -> None:
+    def without_a_place(replies: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        return (encode_info(dataclasses.replace(decode_info(each), max_sessions=0)) for each in replies)
+
+    relay.silence = without_a_place
+    with closing(skydraft.connect(relay.address, timeout_s=1)) as cloud:
+        for ask in (cloud.info, lambda: cloud.facts(None)):
+            with pytest.raises(CloudFailure, match="invalid description"):
+                ask()
+
+
+def test_what_a_server_costs_is_asked_once(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(skydraft.connect(relay.address)) as cloud:
+        assert {begin(cloud, RACE).run().token_ids for _ in range(3)} == {undisturbed()}
+        now = time.monotonic
+        monkeypatch.setattr("skydraft.edge.cloud.time", SimpleNamespace(monotonic=lambda: now() + 3600))
+        begin(cloud, RACE).run()
+        assert num_asked(relay, "GetInfo") == 1  # who it is
+
+
+def test_one_generation_is_one_stream_which_ends_its_session(start: Start) -> None:
+    server = start(session_ttl_s=600.0, metrics_port=free_port())
+    with closing(skydraft.connect(server.address, require=True)) as cloud:
+        for plan in (LOSSLESS, GATED, ALONE, RACE):
+            with begin(cloud, plan) as generation:
+                generation.run()
+        server.wait_until(lambda: server.num_sessions == 0)
+        streams = {'{method="Session",outcome="ok"}': 4.0}
+        server.wait_until(lambda: server.metrics("calls_total").items() >= streams.items())
+
+
+def test_texts_that_wait_share_one_ping(relay: Relay) -> None:
+    with closing(skydraft.connect(relay.address)) as cloud:
+        (server,) = cloud.servers.all
+
+        async def ping_all() -> None:
+            await asyncio.gather(*(server.ping(PATIENCE_S) for _ in range(50)))
+
+        shared_loop().begin(ping_all()).result(PATIENCE_S)
+    assert num_asked(relay, "Check") == 1
+
+
+def counting(target: Engine, rows: list[int]) -> Engine:
+    forward = target.forward
+
+    def counted(feeds: Any, **options: Any) -> Any:
+        feeds = list(feeds)
+        rows.append(sum(len(feed) for _, feed in feeds))
+        return forward(feeds, **options)
+
+    target.forward = counted  # type: ignore[method-assign]
+    return target
+
+
+@pytest.mark.parametrize(("number", "context_len"), [(0, 4096), (1, 4096), (2, 650), (3, 300)])
+def test_a_prompt_is_read_once_and_nothing_is_fed_twice(start: Start, number: int, context_len: int) -> None:
+    """A server spends the rows of the prompt and those of the tokens and of drafts that do not stand, none besides. A
+    draft model whose context is shorter than the text, or than the prompt, drafts as far as it can."""
+    rows = list[int]()
+    prompt = "".join(random.Random(number).choices("今天气很好我们去公园走", k=320))
+    params = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=number)
+    given: Any = {"edge": open_toy("toy:drift=0.2", context_len), "params": params, "raw": True}
+    server = start(waiting(counting(open_toy("toy"), rows), lambda: time.sleep(0.004)))
+    with closing(skydraft.connect(server.address)) as cloud:
+        generation = skydraft.generate(prompt, cloud=cloud, plan=RACE, **given).run()
+    assert generation.num_prompt_tokens >= 320
+    assert generation.stats.num_accepted_tokens or context_len == 300
+    assert sum(rows) == generation.num_prompt_tokens - 1 + sum(each.num_draft + 1 for each in generation.records)
+    alone = skydraft.generate(prompt, cloud=open_toy("toy"), plan=ALONE, **given).run()
+    assert generation.token_ids == alone.token_ids

@@ -16,8 +16,7 @@ from skydraft.errors import EngineError, OptionError
 from skydraft.types import Reuse
 
 from .. import toys
-from ..partial import Partial
-from ..toys import law
+from ..toys import Partial, law
 from .contract import largest_difference, one_by_one, rows_after, some_text, toy
 
 MINE = Reuse("mine")

@@ -26,7 +26,7 @@ from skydraft.gateway.requests import Defaults
 from skydraft.gateway.server import ListenOptions, listen, serve
 
 from ..serving import PATIENCE_S
-from ..test_walks import walk
+from ..test_imports import walk
 from .running import toy_pair
 
 

@@ -100,7 +100,7 @@ def test_the_whole_history_is_sent_and_mode_and_settings_are_remembered(page: An
 
 
 def test_each_origin_has_a_title_of_its_own_and_arrows_tell_them(page: Any, fake: FakeGateway) -> None:
-    """That each has a colour and a line of its own is in tests/test_origins.py."""
+    """That each has a colour and a line of its own is in tests/test_types.py."""
     fake.replies = [[run(f"{origin} ", origin, 3, reason="uncertain") for origin in LOOKS] + [finish()]]
     answered(page, "Hello")
     spans = page.locator(".text .run")
