@@ -12,7 +12,7 @@ import skydraft
 from skydraft import DecodingParams, make_plan
 from skydraft.engines.toy import open_toy
 
-from ..comparing import TOYS
+from ..evaluation.pairs import TOYS
 from .conftest import Invoke, read_screen, terminal
 
 Talk = Callable[..., tuple[list[str], str]]

@@ -14,7 +14,7 @@ import pytest
 from skydraft.engines.toy import open_toy
 from skydraft.lab.evaluation.runner import alone_in
 
-from ..comparing import PROMPTS, TOYS, compare_args, compared, generations, read_lines, write_prompts
+from ..evaluation.pairs import PROMPTS, TOYS, compare_args, compare_toys, generations, read_lines, write_prompts
 from ..serving import Serving, serving
 from ..stock.fakes import fake
 from .conftest import Invoke, Refused
@@ -24,7 +24,7 @@ MODES = "edge,cloud,lossless;k=5,quality,edge;style=zh-short"
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compared(tmp_path_factory.mktemp("compare"), "--repetitions", "2", modes=MODES)
+    return compare_toys(tmp_path_factory.mktemp("compare"), "--repetitions", "2", modes=MODES)
 
 
 def key(line: dict[str, Any]) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ def test_an_emulated_link_costs_its_round_trip_and_changes_no_text(tmp_path: Pat
     with serving(open_toy("toy")) as server:
         for name, more in (("near", ()), ("far", ("--emulate-rtt", str(rtt_ms)))):
             (tmp_path / name).mkdir()
-            out = compared(tmp_path / name, "--cloud", server.address, "--limit", "1", *more, modes=modes)
+            out = compare_toys(tmp_path / name, "--cloud", server.address, "--limit", "1", *more, modes=modes)
             lines[name] = {key(line): line for line in generations(out)}
     assert [*map(said, lines["far"].values())] == [*map(said, lines["near"].values())] and len(lines["far"]) == 3
     _, cloud, lossless = lines["far"].values()

@@ -78,7 +78,6 @@ class Seen:
         return True
 
     def ended(self, generation: Generation) -> None:
-        assert generation.is_audited
         self.threads.add(threading.get_ident())
         self.ends.append(len(generation.token_ids))
         if self._fails:
@@ -193,3 +192,13 @@ def test_an_observer_that_fails_at_the_beginning_is_left_out() -> None:
     broken.begins = Mock(side_effect=RuntimeError("an observer that fails"))  # type: ignore[method-assign]
     skydraft.start(REQUEST, edge=toys.toy(1, 0.7), cloud=toys.toy(1), observers=[broken, seen]).run()
     assert not broken.ends and len(seen.ends) == 1
+
+
+def test_a_text_is_audited_if_one_observer_says_so() -> None:
+    watching = [Seen() for _ in range(3)]
+    others = watching[1:]
+    others[0].begins, others[1].begins = Mock(return_value=False), Mock(return_value=None)  # type: ignore[method-assign]
+    sides = {"edge": toys.toy(1, 0.7), "cloud": toys.toy(1)}
+    for order, is_audited in ((watching, True), (others, False)):
+        assert skydraft.start(REQUEST, **sides, observers=order).run().is_audited is is_audited
+    assert [len(each.ends) for each in watching] == [1, 2, 2]

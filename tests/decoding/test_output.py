@@ -22,7 +22,7 @@ from skydraft.engines.toy import open_toy
 from skydraft.engines.vocab import Vocab
 from skydraft.errors import EngineError, OptionError
 from skydraft.prompts.messages import asked
-from skydraft.types import Cost, LinkCost, StepRecord
+from skydraft.types import Cost, LinkCost, StepRecord, Token
 
 from .. import reference
 from ..toys import EOS, PIECES, TOOL, ids, law
@@ -121,13 +121,22 @@ def test_what_was_closed_halfway_gives_what_it_has_and_says_why_there_is_no_more
     for toy in (edge, cloud) if has_slots else ():
         toy.slots = Slots(toy.name, 1, toy.context_len)
     generation = skydraft.generate("语速", edge=edge, cloud=cloud, plan=make_plan(mode))
-    next(iter(generation))
+    seen = [next(tokens := iter(generation))]
     assert 0 < len(generation.token_ids) < 100 and generation.finish_reason is None  # it is not run to its end
     generation.close()
-    seen = list[int]()
-    with pytest.raises(EngineError, match="closed"):
-        seen.extend(token.token_id for token in generation)
-    assert tuple(seen) == generation.token_ids != ()
+    for shown, iterator in ((seen, tokens), (again := list[Token](), generation)):
+        with pytest.raises(EngineError, match="closed"):
+            shown.extend(iterator)
+        assert tuple(token.token_id for token in shown) == generation.token_ids != ()
+    assert seen == again
+
+
+def test_what_was_cancelled_and_closed_gives_what_it_has() -> None:
+    generation = skydraft.generate("语速", edge=open_toy("toy"), plan=make_plan("edge"))
+    next(iter(generation))
+    generation.cancel()
+    generation.close()
+    assert tuple(token.token_id for token in generation) == generation.token_ids != ()
 
 
 @pytest.mark.parametrize("mode", ["edge", "cloud", "lossless", "fluency", "quality"])

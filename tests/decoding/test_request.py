@@ -171,6 +171,17 @@ def test_two_vocabularies_are_refused_before_anything_is_computed(monkeypatch):
         generate("我", edge=edge, cloud=cloud)
 
 
+def test_first_tokens_that_belong_to_the_prompt_follow_ids_too() -> None:
+    given = GenerateRequest((), prompt_ids=(1, 2), begun=(3,), begun_is_prompt=True)
+    assert prompted(given, open_toy("toy", 4096, 1)).prompts.edge.token_ids == (1, 2, 3)
+
+
+def test_without_a_draft_model_a_plan_drafts_nothing() -> None:
+    toy = open_toy("toy")
+    done = generate("我", edge=skydraft.without_model(toy), cloud=toy, params=decoding_params(max_new_tokens=3))
+    assert done.run().request.plan == replace(make_plan("lossless"), drafts=False)
+
+
 @pytest.mark.parametrize("name", ["gemma", "qwen2.5"])
 def test_a_system_prompt_is_read_wherever_it_comes_from(name):
     """A command's --system was refused where the template takes no system message, and a gateway's was read."""

@@ -29,8 +29,8 @@ from skydraft.errors import (
 )
 
 from ..cloud.driver import slow_toy
+from ..protocol.test_errors import descendants
 from ..serving import PATIENCE_S, free_port, serving
-from ..test_errors import descendants
 from .conftest import ALONE, PARAMS, Start, begin, script, undisturbed
 
 TIMEOUT_S, EDGE_S = 30.0, 1.0  # a gated text goes on alone within a second

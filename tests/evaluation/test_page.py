@@ -10,8 +10,8 @@ import pytest
 
 from skydraft.characters import visible
 
-from ..comparing import PROMPTS, compared, generations
 from ..gateway.page.browsing import chromium, grave, is_too_wide  # noqa: F401
+from .pairs import PROMPTS, compare_toys, generations
 
 pytestmark = pytest.mark.browser
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     modes = "edge,cloud,lossless,quality,gate=entropy:1.5;k=4"
-    return compared(tmp_path_factory.mktemp("page"), modes=modes, tokens=40)
+    return compare_toys(tmp_path_factory.mktemp("page"), modes=modes, tokens=40)
 
 
 def letters(text: str) -> str:

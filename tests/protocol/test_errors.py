@@ -1,6 +1,11 @@
-"""Errors across the wire: every class has one status, and comes back as itself, whatever the trailers hold."""
+"""The error tree is complete; each class says how to exit, what to answer and whether to retry. Across the wire it has
+one status, and comes back as itself, whatever the trailers hold.
+"""
 
+import importlib
+import pkgutil
 import random
+import re
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +15,47 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+import skydraft
 from skydraft import errors
 from skydraft.engines.toy import open_toy
-from skydraft.errors import RateLimited, SkydraftError
+from skydraft.errors import OptionError, RateLimited, SkydraftError
 from skydraft.protocol.status import from_rpc, to_status
 from tests.mutating import flipped
 from tests.serving import serving
-from tests.test_errors import descendants
+
+
+def descendants(cls: type[SkydraftError]) -> list[type[SkydraftError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in descendants(child))]
+
+
+def test_every_error_is_in_the_drawing_and_maps_to_one_status_of_each_kind() -> None:
+    for module in pkgutil.walk_packages(skydraft.__path__, "skydraft."):
+        if "transformers" not in module.name:
+            importlib.import_module(module.name)
+    tree = [cls for cls in descendants(SkydraftError) if cls.__module__.startswith("skydraft")]
+    assert {cls.__module__ for cls in tree} == {"skydraft.errors"}
+    drawn = set(re.findall(r"^    (?:[│├└─ ]*)(\w+)", errors.__doc__ or "", re.M))
+    assert drawn == {cls.__name__ for cls in tree}
+    for cls in tree:
+        assert cls.exit_status in (1, 2), cls
+        assert cls.grpc_status in grpc.StatusCode.__members__, cls
+        assert (cls.exit_status == 2) == issubclass(cls, errors.UsageError), cls
+
+
+def test_the_public_names_are_what_can_be_imported() -> None:
+    public = {name for name in vars(skydraft) if not name.startswith("_")}
+    modules = {module.name for module in pkgutil.iter_modules(skydraft.__path__)}
+    assert set(skydraft.__all__) == public - modules
+
+
+def test_options_are_named_as_they_are_given() -> None:
+    """By a flag on the command line, by its name in Python; a command that is to be run keeps its flags."""
+    says, runs = "--max-new-tokens must be positive.", "Run: skydraft models fetch x --source pypi."
+    error = OptionError(says, hint=f"{runs} Or pip install --no-deps x. To wait: --cloud-timeout, --cloud-key-file.")
+    assert error.line == f"{says} {runs} Or pip install --no-deps x. To wait: --cloud-timeout, --cloud-key-file."
+    expected = f"max_new_tokens must be positive. {runs} Or pip install --no-deps x. To wait: timeout_s, token."
+    assert str(error) == f"{error.message} {error.hint}" == expected
+
 
 KEY = "grpc-status-details-bin"
 CLASSES = [kind for kind in descendants(SkydraftError) if kind.__module__ == "skydraft.errors"]
