@@ -4,7 +4,7 @@ No token is lost and none is doubled. Faults that last, and texts that go on alo
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import product, repeat
 from typing import Any
 
@@ -194,14 +194,21 @@ CASES = [
 def test_a_fault_costs_no_token(
     leashed: Any, leash: Leash, undisturbed: Any, place: str, fault: str, plan: str, after: int
 ) -> None:
-    meeting, ends = Meeting(place, after, fault), pytest.raises(ERRORS[fault]) if fault in ERRORS else nullcontext()
-    with ExitStack() as stack, ends:
-        address = Wire(stack, leashed).meet(meeting)
-        generation = begin(stack.enter_context(closing(skydraft.connect(address, require=True))), PLANS[plan])
-        for _ in generation.rounds():
-            leash.read()
+    for _ in range(3):  # on a busy machine a text may end before the fault's place comes
+        meeting, error = Meeting(place, after, fault), None
+        with ExitStack() as stack:
+            address = Wire(stack, leashed).meet(meeting)
+            generation = begin(stack.enter_context(closing(skydraft.connect(address, require=True))), PLANS[plan])
+            try:
+                for _ in generation.rounds():
+                    leash.read()
+            except SkydraftError as raised:
+                error = raised
+        if meeting.has_been:
+            break
     written = committed(generation)
-    assert meeting.has_been and written == undisturbed[plan][: len(written)]
+    assert meeting.has_been and isinstance(error, ERRORS.get(fault, type(None)))
+    assert written == undisturbed[plan][: len(written)]
     assert fault in ERRORS or (len(written) == LENGTH and len([turn for turn in turns_of(generation) if turn]) > 1)
 
 
