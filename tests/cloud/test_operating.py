@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -23,7 +24,7 @@ import skydraft
 from skydraft import make_plan
 from skydraft.access.limits import Limits
 from skydraft.cloud.calls import abort
-from skydraft.cloud.logs import JsonLines
+from skydraft.cloud.logs import JsonLines, log_to_stderr
 from skydraft.cloud.options import ServeOptions
 from skydraft.cloud.server import serve
 from skydraft.cloud.service import Calls
@@ -246,6 +247,14 @@ def test_logs_are_json_with_session_and_label_not_prompts(server: Serving, caplo
     rounds = [line for line in lines if line["event"] == "verify"]
     assert rounds and all({"session", "round", "token", "time", "level"} <= line.keys() for line in rounds)
     assert not any("prompt" in key for line in lines for key in line)
+
+
+def test_a_line_of_the_log_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: Any, capsys: Any) -> None:
+    for logger, part in product(map(logging.getLogger, ("skydraft", "grpc")), ("handlers", "propagate", "level")):
+        monkeypatch.setattr(logger, part, getattr(logger, part))
+    log_to_stderr("info")
+    logging.getLogger("skydraft.cloud").info("news")
+    assert caplog.messages == [] and capsys.readouterr().err.count("news") == 1
 
 
 def test_a_client_that_leaves_just_before_its_call_ends_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

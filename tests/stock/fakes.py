@@ -197,17 +197,19 @@ class FakeModelRunner:
 
 
 class DraftingVllm(Vllm):
-    """Each request is a step of one row. `forwards` counts them; a step takes `token_s`."""
+    """Each request is a step of one row. `forwards` counts them; a step takes `token_s`. The tokens of `interval` steps
+    come together."""
 
-    def __init__(self, model: Model, *, token_s: float = 0.0) -> None:
+    def __init__(self, model: Model, *, token_s: float = 0.0, interval: int = 1) -> None:
         super().__init__(model, token_s=token_s)
+        self.interval = interval
         self.runner = FakeModelRunner(7, model.engine.vocab.size)
         self.forwards = 0
 
     async def steps(self, run: Run) -> AsyncIterator[list[Token]]:
         name = (run.body.get("vllm_xargs") or {}).get("skydraft", "")
         tokens, text, drafts = self.model.write(run.asked, run.prompt, run.num, run.how), [*run.prompt], list[int]()
-        step = list[Token]()
+        step, held = list[Token](), list[Token]()
         while not step or not step[-1].ends:
             await asyncio.sleep(self.token_s)
             self.forwards += 1
@@ -218,7 +220,10 @@ class DraftingVllm(Vllm):
                     break
             text += [token.id for token in step]
             drafts = self.runner.step([(name, len(run.prompt), text)], len(step))[0]
-            yield step
+            held += step
+            if step[-1].ends or self.forwards % self.interval == 0:
+                yield held
+                held = []
 
 
 @contextmanager

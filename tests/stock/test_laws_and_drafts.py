@@ -228,6 +228,17 @@ def test_a_text_ends_right_whatever_dies_in_the_middle(alone: tuple[int, ...], w
             server.wait_until(lambda: any("vLLM writes alone" in line for line in said))
 
 
+def test_tokens_that_come_in_groups_are_noticed(alone: tuple[int, ...]) -> None:
+    said = list[str]()
+    with (
+        drafting_vllm(toys.toy(SEED), interval=8) as (server, _, address),
+        closing(skydraft.connect(server.url, drafts=address, require=True, notify=said.append)) as cloud,
+    ):
+        for _ in range(3):
+            assert begun(toys.toy(SEED, 9.0), cloud).run().token_ids == alone
+    assert len(said) == 1 and "--stream-interval" in said[0]
+
+
 def test_a_text_may_be_long_before_its_first_draft() -> None:
     texts, text = Texts(7, 64, 4096), np.arange(900, dtype=np.int32) % 60
     writer = Mock(**{"is_closing.return_value": False, "transport.get_write_buffer_size.return_value": 0})

@@ -170,7 +170,8 @@ def with_thought(thought: str) -> dict[str, list[Any]]:
             {"role": "assistant", "content": [*({"type": "thinking", "thinking": line} for line in lines), use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "高"}]}],
         "responses": [
-            *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": line}]} for line in lines),
+            *({"type": "reasoning", "content": [{"type": "reasoning_text", "text": line}, {"type": "x", "text": "no"}]}
+              for line in lines),
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "高"}],
     }  # fmt: skip
