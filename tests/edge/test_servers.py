@@ -268,11 +268,11 @@ def test_a_prompt_is_read_once_and_nothing_is_fed_twice(start: Start, number: in
     prompt = "".join(random.Random(number).choices("今天气很好我们去公园走", k=320))
     params = DecodingParams(max_new_tokens=80, min_new_tokens=80, temperature=0.8, seed=number)
     given: Any = {"edge": open_toy("toy:drift=0.2", context_len), "params": params, "raw": True}
-    server = start(waiting(counting(open_toy("toy"), rows), lambda: time.sleep(0.004)))
+    server = start(waiting(counting(open_toy("toy"), rows), lambda: time.sleep(0.02)))
     with closing(skydraft.connect(server.address)) as cloud:
         generation = skydraft.generate(prompt, cloud=cloud, plan=RACE, **given).run()
     assert generation.num_prompt_tokens >= 320
-    assert generation.stats.num_accepted_tokens or context_len == 300
+    assert generation.stats.num_accepted_tokens > 4 or context_len == 300
     assert sum(rows) == generation.num_prompt_tokens - 1 + sum(each.num_draft + 1 for each in generation.records)
     alone = skydraft.generate(prompt, cloud=open_toy("toy"), plan=ALONE, **given).run()
     assert generation.token_ids == alone.token_ids
