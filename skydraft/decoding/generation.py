@@ -79,7 +79,7 @@ class Generation(AbstractContextManager["Generation"]):
         self._rest = ("", "")  # (thinking, text) held back before an interrupt
         pushed = [(token_id, *self._stream.push(token_id)) for token_id in self._context.generated.tolist()]
         self._begun = [Token(token_id, "edge", text, -1, thought) for token_id, thought, text in pushed]
-        self._has_begun = self._is_closed = False
+        self._has_begun = False
         self._error: Exception | None = None  # that ended it
 
     def rounds(self) -> Iterator[tuple[Round, list[Token]]]:
@@ -94,7 +94,7 @@ class Generation(AbstractContextManager["Generation"]):
         except GeneratorExit:
             raise  # this iterator is dropped; the generation may still go on
         except BaseException as error:
-            was_closed = self._is_closed  # by its user, who may still read the text so far
+            was_closed = self._loop.is_closed  # by its user, who may still read the text so far
             self.close()
             if not (self._loop.is_cancelled and isinstance(error, SkydraftError)):  # a cancelled wait ends like this
                 self._error = error if isinstance(error, Exception) and not was_closed else None
@@ -165,7 +165,7 @@ class Generation(AbstractContextManager["Generation"]):
 
     def close(self) -> None:
         """Free the KV memory, and notify the observers."""
-        self._has_begun = self._is_closed = True
+        self._has_begun = True
         try:
             self._loop.close()
         finally:

@@ -47,7 +47,7 @@ class SpeculativeLoop:
     _num_rounds: int = field(default=0, init=False)
     _started: float = field(default=0.0, init=False)  # the first round
     is_cancelled: bool = field(default=False, init=False)
-    _is_closed: bool = field(default=False, init=False)
+    is_closed: bool = field(default=False, init=False)
     _is_alone: bool = field(default=False, init=False)  # since the target was lost
 
     def rounds(self) -> Iterator[Round]:
@@ -55,7 +55,7 @@ class SpeculativeLoop:
         have no room, wait in line, at first and when the text gets long. Raises EngineBusy."""
         room = 0.0
         while self.context.finish is None and not self.is_cancelled:
-            if self._is_closed:
+            if self.is_closed:
                 raise EngineError("This generation is closed.")
             if (needed := self.context.length + _AHEAD) > room and not (room := self.seats.take(needed)):
                 return
@@ -176,7 +176,7 @@ class SpeculativeLoop:
                 side.cancel()
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         if self.ahead:
             self.ahead.close()
         try:  # no ExitStack: an interrupt in it would leave a reference cycle that keeps the sequences

@@ -201,3 +201,10 @@ def test_a_target_of_this_process_writes_its_own_texts_and_each_once(tmp_path: P
     texts = [skydraft.generate(prompt, cloud=target, plan=plan, params=params).run().token_ids for prompt in prompts]
     assert [each and each.token_ids for each in found] == texts
     assert len(done) == 2 and not Answering(asks, edge, target, "weights", Store(tmp_path)).todo
+
+
+def test_first_tokens_that_belong_to_the_prompt_are_in_it_once(tmp_path: Path) -> None:
+    toy, params = open_toy("toy"), DecodingParams(max_new_tokens=3)
+    asks = [GenerateRequest(asked("你好"), params=params, begun=(8, 9), begun_is_prompt=True)]
+    (found,) = Answering(asks, toy, toy, "weights", Store(tmp_path)).run(lambda lesson: None)
+    assert found and found.prompt_ids == (*toy.vocab.encode("你好"), 8, 9)

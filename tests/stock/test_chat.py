@@ -86,6 +86,12 @@ def test_a_text_is_the_chats_own(host: str) -> None:
             assert server.model.asked[-1].body["messages"] == [{"role": "user", "content": TEXT}]
 
 
+def test_a_device_without_a_model_streams() -> None:
+    with chat() as (_, cloud):
+        done = write(cloud, edge=skydraft.without_model(TARGET)).run()
+        assert (done.token_ids, set(done.origins), done.request.plan.drafts) == (ALONE, {"cloud"}, False)
+
+
 def test_a_chat_gets_the_messages_as_the_draft_models_template_reads_them() -> None:
     """A template without a system role has the system prompt in front of the user's words; so has the chat."""
     edge = open_toy("toy", 4096, 1)

@@ -32,8 +32,9 @@ class Answering:
         reads = [prompted(each, edge) for each in asks]
         if isinstance(cloud, Engine):  # else it would use its own template
             check_same(edge.vocab, cloud.vocab)
-            pairs = zip(asks, reads, strict=True)
-            asks = [replace(ask, prompt_ids=read.prompts.edge.token_ids, params=read.params) for ask, read in pairs]
+            for at, read in enumerate(reads):
+                begun = () if read.begun_is_prompt else read.begun  # the prompt has them
+                asks[at] = replace(asks[at], prompt_ids=read.prompts.edge.token_ids, params=read.params, begun=begun)
         self._keys = [_key(each.prompts.edge.token_ids, each) for each in reads]
         self._missing, self._found = dict(zip(self._keys, asks, strict=True)), dict[str, Lesson]()
         for lesson in store.lessons(Counter()) if asks else ():  # read singly: there may be many

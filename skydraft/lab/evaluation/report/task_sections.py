@@ -22,5 +22,4 @@ _FIGURES = (
 def section(of: TaskSet) -> dict[str, Any]:
     columns = [(each, [cell(getattr(mode, each.name), each.digits) for mode in of.modes]) for each in _FIGURES]
     points = {each.mode: (each.score, each.calls, each.written) for each in of.modes if each.calls and each.written}
-    plane = against_cost("score", points)
-    return {"of": of, "columns": columns, "plane": plane}
+    return {"of": of, "columns": columns, "plane": against_cost("score", points)}
